@@ -156,6 +156,14 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
     assert set(Own("t.csv", label="kind", test=0).load().y.tolist()) == {"1", "x"}
 
 
+def test_two_spellings_of_a_label_are_refused_with_their_counts():
+    rows = ["Benign"] * 3 + ["benign"] * 2 + ["malign"] * 4
+    Path("t.csv").write_text("a,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(rows)))
+    refused("t.csv: label 'Benign' of 3 rows is 'benign' in 2 others: use one name", path="t.csv")
+    np.savez("t.npz", x=np.ones((9, 2)), y=np.array(rows))
+    assert len({*Own("t.npz", test=0).load().y}) == 3, "classes of images may be A and a"
+
+
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
@@ -163,7 +171,7 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
         ("a,b,kind\n1,2,0\n", {"label": "kind", "client": "c"}, 'data.client = "c" is not a column'),
         ("a,b,label\n1,7,0\n2,y,1\n", {}, 'column b holds numbers, but "y" at row 1'),
         ("a,b,label\n1,,0\n2,NA,1\n3,nan,1\n", {}, "3 values are missing, in column b; .* data.fill"),
-        ("a,b,label\n1,x,0\n2,,1\n3,y,1\n", {}, "1 values are missing, in column b"),
+        ("a,b,label\n1,x,0\n2,,1\n,y,1\n", {}, "1 values are missing, in column a;"),
         ("a,b,label\n1,inf,0\n2,4,1\n", {}, "column b holds 1 infinite values, .* row 0"),
         ("a,b,label\n1,2,0\n", {"drop": ["c"]}, 'data.drop = "c" is not a column of t.csv'),
         ("a,b,label\n1,2,0\n", {"drop": ["label"]}, 'data.drop = "label" is the column of labels'),
@@ -252,9 +260,70 @@ def test_text_columns_become_features_and_dropped_ones_none():
     keep("mine", Own("t.csv", drop=("id",), fill="median", test=0))
     assert Own("mine").load().preprocessing == arrays.preprocessing
     assert Own("mine").load().scale == "federated"
-    names = "name,label\n" + "".join(f"patient {i},{i % 2}\n" for i in range(101))
-    Path("t.csv").write_text(names)
-    refused(r'column name is text with 101 different values, .* data.drop = \["name"\]', path="t.csv")
+    towns = "town,label\n" + "".join(f"town {i % 101},{i % 2}\n" for i in range(303))
+    Path("t.csv").write_text(towns)
+    refused(r'column town is text with 101 different values, more than 100: .* data.drop = \["town"\]', path="t.csv")
+
+
+def test_where_text_is_missing_its_features_are_0_in_training_and_in_use():
+    Path("t.csv").write_text("zone,age,label\ncity,3,0\n,4,1\nNA,5,0\nsea,6,1\n")
+    arrays = Own("t.csv", test=0).load()
+    assert arrays.x.tolist() == [[1, 0, 3], [0, 0, 4], [0, 0, 5], [0, 1, 6]]
+    raw = {"zone": ["city", "", "NA", "sea"], "age": [3, 4, 5, 6]}
+    assert np.array_equal(arrays.preprocessing.encode(raw), arrays.x)
+
+
+@pytest.mark.parametrize(("values", "rows"), [(21, 41), (60, 60)])
+def test_text_with_a_value_of_its_own_in_most_rows_is_no_feature(values, rows):
+    """Numbers of patients and dates became up to 100 features."""
+    text = "visit,label\n" + "".join(
+        f"2024-{1 + i % values // 28:02}-{1 + i % values % 28:02},{i % 2}\n" for i in range(rows)
+    )
+    Path("t.csv").write_text(text)
+    refused(rf'visit is text with {values} different values in {rows} rows: .* data.drop = \["visit"\]', path="t.csv")
+
+
+@pytest.mark.parametrize(("values", "rows"), [(20, 20), (21, 42), (100, 300)])
+def test_text_whose_values_come_again_is_a_category(values, rows):
+    Path("t.csv").write_text("zone,label\n" + "".join(f"z{i % values},{i % 2}\n" for i in range(rows)))
+    assert Own("t.csv", test=0).load().x.shape == (rows, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["50,3", "51", "7,25"], 'column w looks like numbers with a comma in them, such as "50,3"; write them with a'),
+        (["1,250", "950", "n"], 'with a comma in them, such as "1,250"'),
+        (["1.250,5", "-2,5"], "with a comma in them"),
+        (["50.3 kg", "51 KG", "7kg"], 'with a unit behind them, such as "50.3 kg"; write .* in the same unit'),
+        (["5 %", "7,5%", "high"], "with a unit behind them"),
+        (["5 mg/dl", "7 mg/dl"], "with a unit behind them"),
+        ([f"{age}y" for age in range(30)], "values that are names must begin with a letter"),
+    ],
+)
+def test_numbers_with_decimal_commas_or_units_are_no_categories(values, said):
+    rows = [f'{i},"{value}",{i % 2}\n' for i, value in enumerate(values * 20)]
+    Path("t.csv").write_text("a,w,label\n" + "".join(rows))
+    refused(said, path="t.csv")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1A", "2A", "3A"],
+        ["2b", "T2", "x"],
+        ["C50.1", "C50.2", "I10"],
+        ["5 mg", "7 kg"],
+        ["1st", "2nd", "3rd", "4th"],
+        ["10-20", "20-30"],
+        ["50 kg", "light", "heavy"],
+        ["<5", ">100"],
+    ],
+)
+def test_codes_stay_categories(values):
+    rows = [f'{i},"{value}",{i % 2}\n' for i, value in enumerate(values * 20)]
+    Path("t.csv").write_text("a,w,label\n" + "".join(rows))
+    assert Own("t.csv").load().preprocessing.columns[1] == Column("w", tuple(sorted(values)))
 
 
 def test_a_test_set_in_a_file_of_its_own():

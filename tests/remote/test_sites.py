@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import Introduction, common_classes
+from fedstrata.remote.introduction import Introduction, common_classes, labels_of_one
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.transport import Failure
@@ -269,6 +270,21 @@ def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
         2,
         3,
     )
+
+
+@pytest.mark.parametrize(
+    ("classes", "alone"),
+    [
+        ({"bonn": ("a", "b"), "kiel": ("b",), "rome": ("c", "d")}, {"rome": ("c", "d")}),
+        ({"bonn": ("a",), "kiel": ("a", "b"), "rome": ("b", "c")}, {}),
+        ({"bonn": ("a",), "rome": ("b",)}, {"bonn": ("a",), "rome": ("b",)}),
+        ({"bonn": ("a",), "rome": None}, {}),
+        ({"bonn": ("a",)}, {}),
+    ],
+)
+def test_sites_that_share_no_label_with_any_other(classes, alone):
+    facts = Introduction((8, 8), "float32", None, 5, 1, 1.0, None, None, "x")
+    assert labels_of_one({name: replace(facts, classes=own) for name, own in classes.items()}) == alone
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ from in_process_sites import SITES, Here, Restartable, model
 from PIL import Image
 
 import fedstrata
-from fedstrata import RequestError
+from fedstrata import Column, RequestError
 from fedstrata.config.experiment import Experiment
+from fedstrata.core.events import describe_fault
 from fedstrata.data.statistics import Question
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.feature_questions import FeatureQuestions
-from fedstrata.remote.features import AGREED
+from fedstrata.remote.features import AGREED, other_units
 from fedstrata.remote.few_sites import settle_sites_per_round, to_submit
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import build_reply, read_reply
@@ -467,3 +468,58 @@ def test_three_sites_all_take_part_unless_the_experiment_says_otherwise(tmp_path
 
     run_at_sites(Here(hosts(tables(tmp_path)), tamper), table, tmp_path / "run", 3)
     assert sorted(trained) == sorted(SITES * 2)
+
+
+def test_a_site_that_names_its_labels_in_another_language_is_a_warning(tmp_path):
+    folders = tables(tmp_path)
+    first = at_sites(tmp_path / "first", hosts(folders))
+    assert not [event for event in first.events() if event["event"] == "warning"]
+    for file in folders["bonn"].iterdir():
+        file.write_text(file.read_text().replace("ill", "malato").replace("well", "sano"))
+    run = at_sites(tmp_path / "run", hosts(folders))
+    (event,) = [event for event in run.events() if event["event"] == "warning"]
+    said = "labels: site bonn: no other site has labels malato, sano; what is the same needs one name"
+    assert describe_fault(event).why == said
+
+
+def units(*sites: np.ndarray):
+    """Return which sites seem to have another unit, and the ratio, from what they say of one column."""
+    sums = np.array([[len(own), own.sum()] for own in sites])
+    mean = sums[:, 1].sum() / sums[:, 0].sum()
+    squares = np.array([[((own - mean) ** 2).sum()] for own in sites])
+    return [(site, round(ratio)) for _, site, ratio in other_units([Column("weight")], sums, squares)]
+
+
+def test_a_column_in_another_unit_at_a_site_is_found_and_patients_of_another_kind_are_not():
+    rng = np.random.default_rng(0)
+    kg = [rng.normal(70, 15, 200) for _ in range(4)]
+    assert [site for site, _ in units(*kg[:2], 1000 * kg[2], kg[3])] == [2], "grams"
+    assert [site for site, _ in units(kg[0] / 1000, *kg[1:])] == [0], "tonnes"
+    assert [site for site, _ in units(kg[0], 1000 * kg[1])] == [1], "of two, the larger one"
+    assert [site for site, _ in units(-kg[0], -1000 * kg[1], -kg[2])] == [1]
+    creatinine = [rng.lognormal(0, 0.4, 100) for _ in range(3)]
+    assert units(creatinine[0], 88.4 * creatinine[1], creatinine[2])[0][0] == 1, "umol/l for mg/dl"
+    assert not units(*kg)
+    assert not units(rng.normal(12, 2, 50), *kg), "children"
+    assert not units(*(rng.lognormal(2.5 * (i == 0), 1.2, 200) for i in range(4))), "wide, within ten deviations"
+    rare, always = (rng.random(200) < 0.02).astype(float), np.ones(200)
+    assert not units(rare, rare, always), "yes and no"
+    assert not units(np.zeros(9), kg[0], kg[1])
+    assert not units(always, 50 * always, 100 * always), "constants"
+    assert not units(kg[0])
+
+
+def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path):
+    keys = tmp_path / "keys"
+    make(keys, SITES)
+    folders = tables(tmp_path)
+    for part in ("train", "test"):
+        found = [row | {"pressure": row["pressure"] and str(1000 * float(row["pressure"]))} for row in rows("bonn")]
+        write(folders["bonn"] / f"{part}.csv", found[:30] if part == "train" else found[30:])
+    run = at_sites(tmp_path / "run", hosts(folders))
+    (event,) = [event for event in run.events() if event["event"] == "warning"]
+    assert event["site"] == "bonn"
+    assert describe_fault(event).why.startswith("column pressure: its mean at site bonn is ")
+    masked = {"privacy.aggregate": "masked"}
+    hidden = at_sites(tmp_path / "masked", hosts(folders, keys), keys, **masked)
+    assert not [event for event in hidden.events() if event["event"] == "warning"]

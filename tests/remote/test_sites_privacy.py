@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +119,25 @@ def test_sites_that_draw_lots_send_nothing_that_tells_how_many_they_drew(tmp_pat
     assert bool(brought) == bool(norm)
     assert all(header["count"] == 0.0 for header, _ in brought)
     assert any("draw lots" in said for said in run.summary["privacy"]["server"])
+
+
+@pytest.mark.parametrize(
+    ("spelled", "said"),
+    [
+        (["Label 1 ", *(f"label {i}" for i in range(1, 10))], "site bonn: its labels cannot be masked"),
+        ([f"LABEL {i}" for i in range(10)], "spells a label differently than another site: use one name"),
+    ],
+    ids=["at one site", "between sites"],
+)
+def test_a_label_in_two_spellings_does_not_become_two_placeholders(tmp_path, keys, caplog, spelled, said):
+    names = tuple(f"label {i}" for i in range(10))
+    transport = with_keys(keys, SMALL | BATCH | PRF, having=lambda has: replace(has, classes=names))
+    load = transport.hosts["bonn"].load
+    transport.hosts["bonn"] = transport.hosts["bonn"].restarted(lambda: replace(load(), classes=tuple(spelled)))
+    with pytest.raises(RequestError, match=said) as refusal:
+        away(keys, transport, BATCH | PRF, tmp_path / "run")
+    assert not re.search(r"(?i)label \d", str(refusal.value))
+    assert re.search(r"(?i)'label \d.*'label \d", caplog.text), "in the site's own log"
 
 
 def test_a_site_s_predictions_have_names_and_the_server_s_have_not(tmp_path, keys):

@@ -159,6 +159,20 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
     return np.array([classes.index(n) for n in names], dtype=np.int64)[codes], classes
 
 
+def fold_label(label: Label) -> str:
+    """Return what spellings of one label have in common: those that differ in case or blanks are no classes apart."""
+    return str(label).strip().casefold()
+
+
+def refuse_spellings(held: Mapping[Label, int]) -> None:
+    """Refuse labels of one owner, how many of which, if two are one name that is spelled differently."""
+    seen: dict[str, tuple[Label, int]] = {}
+    for label, count in held.items():
+        known, rows = seen.setdefault(fold_label(label), (label, count))
+        if known != label:
+            raise RequestError(f"label {known!r} of {rows} rows is {label!r} in {count} others: use one name")
+
+
 def order_labels(labels: Iterable[Label]) -> tuple[Label, ...]:
     """Put labels of several owners into one order: numbers, then text."""
     return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))

@@ -7,13 +7,13 @@ What was agreed on stands in an event, so that a run that goes on, and a site th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.data.preprocessing import Preprocessing
+from fedstrata.data.preprocessing import Column, Preprocessing
 from fedstrata.data.scaling import FeaturesTold, features_told, median_places, settle
 from fedstrata.data.statistics import Ask, Question, add_up
 from fedstrata.privacy.features import WHOLE, WORDS, from_words
@@ -25,22 +25,62 @@ from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
 
 AGREED = "features_agreed"  # the event that keeps it
+FAR, ALIKE = 10.0, 5.0  # how far apart means are, and how alike deviations, where a column has another unit at a site
+Note = Callable[..., None]
 Everybody = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # a request and a reply a site, of all of them
 
 
 def agree_on_features(
-    federation: RemoteFederation, everybody: Everybody, credentials: Credentials | None, names: Sequence[str]
+    federation: RemoteFederation,
+    everybody: Everybody,
+    credentials: Credentials | None,
+    names: Sequence[str],
+    note: Note,
 ) -> RemoteFederation:
-    """Let sites find how their features are scaled; under masks, where there are credentials for it."""
+    """Let sites find how their features are scaled; under masks, where there are credentials for it.
+
+    In the open, a column that seems to have another unit at some site is noted.
+    """
     scale, asked = federation.facts[0].unscaled, federation.preprocessing
     if scale is None:
         return federation
     sums = SumsAtSites(everybody, names, credentials)
     done = settle(scale, asked, sums.among)
+    if {"sums", "squares"} <= sums.told.keys():
+        for column, site, ratio in other_units(asked.columns, sums.told["sums"], sums.told["squares"]):
+            why = f"its mean at site {names[site]} is {ratio:.3g} times that of most sites; all sites need one unit"
+            note("warning", what=f"column {column}", site=names[site], why=why)
     words = [value for facts in federation.facts for value in _words(facts.preprocessing)]
     word_bytes = sum(len(value.encode()) for value in words)
     told = features_told(scale, asked, done, word_bytes=word_bytes, sum_bytes=sums.bytes_up)
     return replace(federation, preprocessing=done, features_told=told)
+
+
+def other_units(columns: Sequence[Column], sums: np.ndarray, squares: np.ndarray) -> list[tuple[str, int, float]]:
+    """Return columns of numbers that seem to have another unit at a site: the column, the site, the ratio of means.
+
+    Another unit makes mean and deviation larger by the same factor. So sites count whose mean is more than FAR times
+    that of the site in the middle, or less than a FAR-th, at least FAR of the smaller deviations away, and whose
+    deviation is as large a share of the mean: up to ALIKE, as gaps are filled with numbers in the common unit.
+    `sums` and `squares` are what sites answered, [sites, numbers].
+    """
+    counts, total = np.maximum(sums[:, :1], 1), sums[:, 1:]
+    mean, of_all = total / counts, total.sum(0) / counts.sum()
+    std = np.sqrt(np.maximum(squares / counts - (mean - of_all) ** 2, 0))
+    starts = np.cumsum([0, *(column.width for column in columns)]).tolist()
+    found = []
+    for column, at in zip(columns, starts, strict=False):
+        own, spread = mean[:, at], std[:, at]
+        middle = int(np.argsort(own, kind="stable")[(len(own) - 1) // 2])
+        if column.values is not None or not own[middle] * spread[middle]:
+            continue
+        ratio = own / own[middle]
+        larger = np.maximum(ratio, 1 / np.where(ratio > 0, ratio, 1))
+        shares = spread / spread[middle] / np.where(ratio > 0, ratio, 1)  # 1: only the unit is another
+        away = np.abs(own - own[middle]) > FAR * np.minimum(spread, spread[middle])
+        odd = (ratio > 0) & (larger > FAR) & (shares > 1 / ALIKE) & (shares < ALIKE) & away
+        found += [(column.name, int(site), float(ratio[site])) for site in np.flatnonzero(odd)]
+    return found
 
 
 def event_of(federation: RemoteFederation, masked: bool) -> dict[str, Any] | None:
@@ -74,6 +114,7 @@ class SumsAtSites:
     credentials: Credentials | None  # None: in the open
     bytes_up: int = 0
     invitation: bytes | None = None
+    told: dict[str, np.ndarray] = field(default_factory=dict)  # in the open: the last answers, [sites, numbers]
 
     def among(self, known: Preprocessing) -> Ask:
         """Return what asks sites about features as they are known so far."""
@@ -95,10 +136,11 @@ class SumsAtSites:
         """Add up answers of so many numbers."""
         masked = self.credentials is not None
         words = size * WORDS if masked and not question.counts else size
-        brought = [self._read(i, answer, words) for i, answer in said.items()]
+        brought = [self._read(i, answer, words) for i, answer in sorted(said.items())]
         if masked:
             return from_words(add_words(brought, WHOLE), size)
-        return add_up(np.array([numbers.view("<f8") for numbers in brought]))
+        self.told[question.kind] = np.array([numbers.view("<f8") for numbers in brought])
+        return add_up(self.told[question.kind])
 
     def _read(self, client: int, answer: bytes, words: int) -> np.ndarray:
         read = np.frombuffer(answer, "<u8") if len(answer) == 8 * words else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -21,7 +22,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.preprocessing import Preprocessing
-from fedstrata.data.reading import Label, order_labels
+from fedstrata.data.reading import Label, fold_label, order_labels
 from fedstrata.data.scaling import FeaturesTold, Scale, inputs_of
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import hold_table
@@ -114,10 +115,17 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
     seen: dict[str, tuple[Label, str]] = {}
     for name, facts in sites.items():
         for label in facts.classes or ():
-            known, where = seen.setdefault(str(label).strip().casefold(), (label, name))
+            known, where = seen.setdefault(fold_label(label), (label, name))
             if known != label or type(known) is not type(label):
                 raise RequestError(f"site {name} has a label {label!r}, site {where} has {known!r}: use one name")
     return order_labels({label for facts in sites.values() for label in facts.classes or ()})
+
+
+def labels_of_one(sites: Mapping[str, Introduction]) -> dict[str, tuple[Label, ...]]:
+    """Return the labels of each site that shares none with any other, as far as they are told."""
+    holders = Counter(label for facts in sites.values() for label in facts.classes or ())
+    told = {name: facts.classes for name, facts in sites.items() if facts.classes}
+    return {name: own for name, own in told.items() if len(told) > 1 and all(holders[label] == 1 for label in own)}
 
 
 @dataclass(frozen=True)

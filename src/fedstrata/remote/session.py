@@ -22,6 +22,7 @@ from fedstrata.core.events import describe_fault
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
+from fedstrata.data.formats.tabular import some
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.enclave.launch import Setting
@@ -50,7 +51,7 @@ from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
 from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.first_questions import FirstQuestions, Notes, say_too_few
-from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation, labels_of_one
 from fedstrata.remote.joining_sites import JoiningSites, closed_because
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.labels_asked import ask_labels, settle_question
@@ -112,10 +113,19 @@ class SiteClients:
         names = site_registry.names if federation.masked is None else federation.masked.sites
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
+        self._warn_of_labels()
         federation = self._with_features(federation)
         site_registry.welcome = lambda name: self._welcome(name, federation)
         self.known = federation
         return federation
+
+    def _warn_of_labels(self) -> None:
+        """Note sites none of whose labels another one has: that may be so, or they name them in another language."""
+        for name, labels in ({} if self.resumed else labels_of_one(self.site_registry.facts)).items():
+            why = (
+                f"no other site has {some([str(label) for label in labels], 'label')}; what is the same needs one name"
+            )
+            self._asking.note("warning", what="labels", site=name, why=f"site {name}: {why}")
 
     def _with_features(self, federation: RemoteFederation) -> RemoteFederation:
         """Let sites agree on how their features are scaled, or take what was agreed on when the run began."""
@@ -123,7 +133,9 @@ class SiteClients:
             return as_agreed(federation, Run.open(self.folder).events())
         masked = self.experiment.privacy.aggregate == "masked"
         keys = keys_for(self.credentials, 'privacy.aggregate = "masked"') if masked else None
-        federation = agree_on_features(federation, self._asking.everybody, keys, self.site_registry.names)
+        federation = agree_on_features(
+            federation, self._asking.everybody, keys, self.site_registry.names, self._asking.note
+        )
         if (event := event_of(federation, masked)) is not None:
             self._asking.note(AGREED, **event)
         return federation
@@ -263,6 +275,8 @@ class SiteClients:
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
         about |= {"preprocessing": federation.preprocessing.to_json(), **self._greeting()}
+        if federation.masked is not None and not self.resumed:
+            about["names"] = federation.masked.names  # only sites can see that two of them are one label
         return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
 
     def _greeting(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
-from fedstrata.data.reading import Label
+from fedstrata.data.reading import Label, fold_label, refuse_spellings
 from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.clustering import ClusterMember
 from fedstrata.privacy.enclave.launch import Setting
@@ -39,7 +39,7 @@ from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.kept import NONCE, OwnMap
-from fedstrata.privacy.labels.names import seal_names
+from fedstrata.privacy.labels.names import open_names, seal_names
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
@@ -151,7 +151,9 @@ class SitePrivacy:
         """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
             return aligned(self._load(), told["classes"])
-        return _placed(self._load(), self.open_map(bytes.fromhex(told["sealed"]), told["run"]))
+        known = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
+        _refuse_other_spellings(known, told.get("names", ()))
+        return _placed(self._load(), known)
 
     def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
         """Return label counts as they may be told."""
@@ -206,11 +208,12 @@ class SitePrivacy:
             if told["open"] and self._gate.counts_epsilon(None) is not None:
                 raise PolicyError("its policy tells label counts with noise only, and placeholders have none")
             try:
+                refuse_spellings(held := held_labels(federation))
                 self._labels = PrfClient(
                     int(told["client"]),
                     self.credentials.identity,
                     key_directory,
-                    held_labels(federation),
+                    held,
                     os.urandom,
                     open_counts=bool(told["open"]),
                     served=self._served,
@@ -289,6 +292,18 @@ class SitePrivacy:
 def map_key(secret: bytes) -> bytes:
     """Return the key that a site seals its map of placeholders with, from its own secret."""
     return derive(secret, b"", b"fedstrata label map")
+
+
+def _refuse_other_spellings(known: OwnMap, sealed: Sequence[str]) -> None:
+    """Refuse a run in which another site has a label of this one under a name that is spelled differently."""
+    own = {fold_label(label): label for label in known.own}
+    for other in open_names(known.names_key, [bytes.fromhex(entry) for entry in sealed]):
+        label = own.get(fold_label(other), other)
+        if other != label or type(other) is not type(label):
+            log.error("label %r of this site is %r at another one", label, other)
+            raise RefusedError(
+                "it spells a label differently than another site: use one name (the site's own log says which)"
+            )
 
 
 def _placed(federation: Federation, known: OwnMap) -> Federation:

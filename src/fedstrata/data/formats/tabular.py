@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from fedstrata.data.preprocessing import MISSING, Column, is_number
 from fedstrata.data.unpacking import most_bytes, refuse
 
 MOST_VALUES = 100  # of a categorical column: more are names or numbers, not categories
+FEW_VALUES = 20  # up to so many may be categories even where nearly every row has its own
+COMMA = re.compile(r"\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+")  # 50,3 or 1,250.5 or 1.250,5
+QUANTITY = re.compile(r"[+-]?([\d.,]*\d)(\s*)([^\W\d_]+[23²³]?(?:/[^\W\d_]+[23²³]?)?|%|°[CF]?)?")
 LARGEST = float(np.finfo(np.float32).max)
 Columns = dict[str, np.ndarray]  # numbers with NaN where one is missing, or text with "" there
 
@@ -43,16 +47,14 @@ def settle_columns(table: FeatureTable, fill: float | str | None, path: Path) ->
     gaps: dict[str, int] = {}
     columns = []
     for name, found in table.features.items():
-        if found.dtype.kind == "f":
-            missing = np.isnan(found)
-            if (huge := np.abs(found) > LARGEST).any():
-                said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
-                raise RequestError(f"{path}: column {name} {said}, the first at row {huge.argmax()}")
-            columns.append(Column(name, fill=fill))
-        else:
-            missing = found == ""
+        if found.dtype.kind != "f":
             columns.append(Column(name, _values(name, found, path)))
-        if missing.any():
+            continue  # where text is missing, all of its features are 0
+        if (huge := np.abs(found) > LARGEST).any():
+            said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
+            raise RequestError(f"{path}: column {name} {said}, the first at row {huge.argmax()}")
+        columns.append(Column(name, fill=fill))
+        if (missing := np.isnan(found)).any():
             gaps[name] = int(missing.sum())
     if gaps and fill is None:
         raise RequestError(
@@ -90,17 +92,43 @@ def _one_hot(column: Column, found: np.ndarray, path: Path) -> np.ndarray:
 def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     """Return the values of a categorical column, in order."""
     there = found[found != ""].tolist()
+    values = sorted(set(there))
+    _refuse_quantities(name, values, path)
     numbers = sum(map(is_number, there))
     if numbers > 0 and numbers * 2 >= len(there):
         row = next((i for i, word in enumerate(found.tolist()) if word and not is_number(word)), 0)
         raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
-    values = sorted(set(there))
-    if len(values) > MOST_VALUES:
+    own = len(values) > FEW_VALUES and 2 * len(values) > len(there)  # nearly every row has a value of its own
+    if own or len(values) > MOST_VALUES:
+        most = f" in {len(there)} rows" if own else f", more than {MOST_VALUES}"
         raise RequestError(
-            f"{path}: column {name} is text with {len(values)} different values, more than {MOST_VALUES}: names are no "
-            f'features; leave it out with data.drop = ["{name}"]'
+            f"{path}: column {name} is text with {len(values)} different values{most}: names, numbers of patients and "
+            f'dates are no features; leave it out with data.drop = ["{name}"]'
         )
     return tuple(values)
+
+
+def _refuse_quantities(name: str, values: Sequence[str], path: Path) -> None:
+    """Refuse text of which most would be numbers, were it not for decimal commas or a unit; nobody guesses values."""
+    units: dict[str, list[str]] = {}  # what is a number but for its form, by unit
+    for value in values:
+        found = None if is_number(value) else QUANTITY.fullmatch(value)
+        if found is None or not (is_number(found[1]) or COMMA.fullmatch(found[1])):
+            continue
+        code = len(values) <= FEW_VALUES and found[1].isdigit() and len(found[1]) < 3 and not found[2]
+        if not (code and len(found[3] or "") == 1 and found[3].isalpha()):  # 1A and 2b are wards and grades
+            units.setdefault((found[3] or "").casefold(), []).append(value)
+    commas = units.pop("", [])
+    united = max(units.values(), key=len, default=[])
+    if 5 * len(united) < 4 * sum(map(len, units.values())):
+        united = []  # several units: codes
+    odd = max(commas, united, key=len)
+    if odd and 2 * (len(commas) + len(united) + sum(map(is_number, values))) > len(values):
+        how = "with a unit behind them" if odd is united else "with a comma in them"
+        raise RequestError(
+            f'{path}: column {name} looks like numbers {how}, such as "{odd[0]}"; write them with a decimal point, '
+            "without commas and units, in the same unit in all rows; values that are names must begin with a letter"
+        )
 
 
 def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -> FeatureTable:

@@ -151,7 +151,7 @@ class Own(DataSet):
                 )
         if isinstance(train.x, np.ndarray) and not table:  # before rows are chosen, so that a bad one is found
             train = replace(train, x=check_samples(train.x, path))
-        train = replace(train, y=check_labels(train.y, path), client=check_clients(train.client, path))
+        train = replace(train, y=check_labels(train.y, path, table=table), client=check_clients(train.client, path))
         if test is None:
             share = TEST if self.test is None else self.test
             rows, held = hold_out(np.arange(len(train.y)), train.y, share, Streams(0)("own"))

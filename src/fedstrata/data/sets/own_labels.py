@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,16 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.preprocessing import MISSING, is_number
-from fedstrata.data.reading import read_labels
+from fedstrata.data.reading import read_labels, refuse_spellings
 
 MANY, FEW = 20, 5  # so many numbers as labels, with so few samples each, are no classes
 
 
-def check_labels(y: np.ndarray, path: Path, few: bool = False) -> np.ndarray:
+def check_labels(y: np.ndarray, path: Path, few: bool = False, table: bool = False) -> np.ndarray:
     """Labels that all look like whole numbers are numbers, the rest is text; missing ones and quantities are refused.
 
-    `few`: these are test samples, of which there may be few of each class.
+    `few`: these are test samples, of which there may be few of each class. `table`: they were written row by row, so
+    that two spellings of one label are a mistake; classes of images may be A and a.
     """
     if y.dtype.kind == "U":
         _refuse_missing(y, "labels", path)
@@ -28,6 +30,8 @@ def check_labels(y: np.ndarray, path: Path, few: bool = False) -> np.ndarray:
             y = y.astype(np.float64)
     try:
         labels = read_labels(y)
+        if table:
+            refuse_spellings(Counter(labels.tolist()))
     except (RequestError, ValueError) as error:
         raise RequestError(f"{path}: {error}") from None
     found = len(np.unique(labels))
