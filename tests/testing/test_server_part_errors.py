@@ -118,7 +118,7 @@ def test_and_one_that_cannot_be_read_again_says_what_to_annotate(gives):
 def test_a_selector_changes_its_state_in_place_and_gives_nothing(gives):
     gives(init=Memory, learnt=lambda state: Memory(state.number + 1))
     with pytest.raises(PartError, match=r"OddSelector: `feedback` gave Memory\(number=1.*: nothing. Change `state` in"):
-        play(session_of({"method.selector": OddSelector()}), 1)
+        run_rounds(session_of({"method.selector": OddSelector()}), 1)
 
 
 @dataclass(frozen=True)
