@@ -280,6 +280,7 @@ def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
         ({"bonn": ("a",), "rome": ("b",)}, {"bonn": ("a",), "rome": ("b",)}),
         ({"bonn": ("a",), "rome": None}, {}),
         ({"bonn": ("a",)}, {}),
+        ({"bonn": (0,), "rome": (1,)}, {}),
     ],
 )
 def test_sites_that_share_no_label_with_any_other(classes, alone):

@@ -122,9 +122,9 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
 
 
 def labels_of_one(sites: Mapping[str, Introduction]) -> dict[str, tuple[Label, ...]]:
-    """Return the labels of each site that shares none with any other, as far as they are told."""
+    """Return the labels of each site that shares none with any other, as far as they are told and are words."""
     holders = Counter(label for facts in sites.values() for label in facts.classes or ())
-    told = {name: facts.classes for name, facts in sites.items() if facts.classes}
+    told = {name: facts.classes for name, facts in sites.items() if facts.classes and str in map(type, facts.classes)}
     return {name: own for name, own in told.items() if len(told) > 1 and all(holders[label] == 1 for label in own)}
 
 

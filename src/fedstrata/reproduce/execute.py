@@ -55,11 +55,11 @@ def run_tables(
     then the other rows.
     """
     deadline = Deadline(minutes)
-    tasks = list[Task]()
+    tasks = list[TableRun]()
     for own in tables:
         table, todo = own.table, missing_runs(own, shard, only)
         cells = make_cells(table.design, todo, out / folder_name(table.kept_as), estimate(table, todo), table.digest)
-        tasks += [Task(cell, table, one, own) for cell, one in zip(cells, todo, strict=True)]
+        tasks += [TableRun(cell, table, one, own) for cell, one in zip(cells, todo, strict=True)]
     tasks.sort(key=lambda task: not task.table.primary(task.wanted))
     jobs = choose_jobs([task.cell for task in tasks], None, None, jobs)[0]
     done = _run(tasks, tell, deadline, jobs)
@@ -74,12 +74,12 @@ def run_quickly(table: PaperTable, out: Path, tell: Tell) -> Executed:
     todo = [Wanted(first, row, design.seeds[0]) for row in rows]
     todo += [Wanted(condition, rows[0], design.seeds[0]) for condition in others]
     cells = make_cells(design, todo, out / folder_name(table.id))
-    tasks = [Task(cell, table, one) for cell, one in zip(cells, todo, strict=True)]
+    tasks = [TableRun(cell, table, one) for cell, one in zip(cells, todo, strict=True)]
     return _run(tasks, tell, Deadline(None), 1)
 
 
 @dataclass(frozen=True)
-class Task:
+class TableRun:
     """A run of a table, and where its figures are kept."""
 
     cell: Cell
@@ -88,8 +88,8 @@ class Task:
     kept_in: Results | None = None
 
 
-def _run(tasks: Sequence[Task], tell: Tell, deadline: Deadline, jobs: int) -> Executed:
-    finished, failed = list[Task](), dict[str, str]()
+def _run(tasks: Sequence[TableRun], tell: Tell, deadline: Deadline, jobs: int) -> Executed:
+    finished, failed = list[TableRun](), dict[str, str]()
     known = {task.cell.path: task for task in tasks}
 
     def watch(cell: Cell, event: Mapping[str, Any]) -> None:
