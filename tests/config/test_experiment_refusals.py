@@ -1,5 +1,7 @@
 """What an experiment refuses, with the key, the value and what is allowed."""
 
+from dataclasses import dataclass
+
 import pytest
 from asking import PROX
 
@@ -13,6 +15,43 @@ LAST = Recipe("A method, which is no part.", "nobody", {})
 
 class Loose(Selector):
     """Not a dataclass."""
+
+
+@dataclass
+class Melted(Selector):
+    """Not frozen."""
+
+    def select(self, state, view):
+        return [0]
+
+
+@dataclass(frozen=True)
+class Empty(Selector):
+    """Chooses nobody."""
+
+
+@dataclass(frozen=True)
+class Selects(Selector):
+    """Has the hook under another name."""
+
+    def selects(self, state, view):
+        return [0]
+
+
+@dataclass(frozen=True)
+class Stateless(Selector):
+    """Takes no state."""
+
+    def select(self, view):
+        return [0]
+
+
+@dataclass(frozen=True)
+class AnyArguments(Selector):
+    """Takes whatever comes."""
+
+    def select(self, *given):
+        return [0]
 
 
 def refused(said, source=None, **overrides):
@@ -192,10 +231,21 @@ def test_tables_that_make_no_sense_are_refused(source, said):
         (":Newest", ":Newest"),
         (".relative:Newest", ".relative:Newest"),
         (f"{__name__}:", __name__),
+        (f"{__name__}:Melted", "Melted must be frozen; write @dataclass(frozen=True) above it"),
+        (f"{__name__}:Empty", "Empty has no `select`; write: def select(self, state, view)"),
+        (f"{__name__}:Selects", "Selects has no `select`, which is not spelt `selects`; write: def select(self, state"),
+        (
+            f"{__name__}:Stateless",
+            "`select` takes (self, view), and is called with (self, state, view); write: def",
+        ),
     ],
 )
 def test_a_path_that_leads_to_no_part_is_refused(path, said):
     refused(["method.selector", said], **{"method.selector": path})
+
+
+def test_a_hook_may_take_more_than_it_is_given():
+    assert Experiment.of(None, **{"method.selector": f"{__name__}:AnyArguments"}).method.selector["kind"]
 
 
 @pytest.mark.parametrize(

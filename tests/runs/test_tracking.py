@@ -78,6 +78,9 @@ class NotInstalled(fedstrata.Tracker):
     modules: ClassVar = ("no_such_package_here",)
     extra: ClassVar = "track"
 
+    def start(self, run):
+        raise AssertionError("never reached")
+
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):

@@ -9,6 +9,7 @@ over fixed addresses: it can run eagerly, be captured and replayed, or be batche
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -361,6 +362,7 @@ class Optimizer(LocalPart):
         """
         return {}
 
+    @abstractmethod
     def step(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
         """Move the weights, in place.
 

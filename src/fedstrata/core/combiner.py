@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -93,6 +94,7 @@ class Combiner(ServerSide):
         """
         return None
 
+    @abstractmethod
     def combine(self, state: Any, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Combine the updates of a step.
 

@@ -6,6 +6,7 @@ exchanges inside a round are only different sequences of steps.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 from fedstrata.core.errors import RequestError
@@ -139,6 +140,7 @@ class Driver(ServerSide):
         """
         return None
 
+    @abstractmethod
     def round(self, state: Any, view: View, select: Select) -> Steps:
         """Yield the steps of one round; each gives its `Outcome` back.
 

@@ -12,7 +12,7 @@ class Part:
     """One swappable piece of a stage: a frozen dataclass of options, without state.
 
     The first line of the class docstring is what `fedstrata list` shows. State that lives through a run is made by
-    `init` and handed back to every call.
+    `init` and handed back to every call. An `abstractmethod` is what a part must write: `part_class.py` looks for it.
 
     Attributes
     ----------

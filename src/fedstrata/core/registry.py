@@ -20,6 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from fedstrata.core import origin
 from fedstrata.core.errors import RequestError, unknown_name
+from fedstrata.core.part_class import why_unfit
 
 STAGES = {  # stage -> the package that lists its parts, and the class they derive from
     "schedules": ("fedstrata.methods.schedules", "fedstrata.core.server_parts:Schedule"),
@@ -82,6 +83,8 @@ def find(stage: str, name: str, key: str) -> Any:
     )
     if not fits:
         raise RequestError(f'{key} = "{name}" does not fit: {base.__name__} expected, as a frozen dataclass')
+    if isinstance(part, type) and (why := why_unfit(part)) is not None:
+        raise RequestError(f'{key} = "{name}" does not fit: {why}')
     return part
 
 

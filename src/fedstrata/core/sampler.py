@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from fedstrata.core.client_context import ClientContext, Program
@@ -49,6 +50,7 @@ class Sampler(Part):
         """
         return min(batch_size, largest)
 
+    @abstractmethod
     def plan(self, context: ClientContext) -> Order:
         """Plan the batches of a client update.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -64,6 +65,7 @@ class Selector(ServerSide):
         """
         return None
 
+    @abstractmethod
     def select(self, state: Any, view: View) -> Choice:
         """Choose the clients of a round.
 

@@ -9,6 +9,7 @@ where they do not divide the image, and its row of a tile is off where they do n
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod, sqrt
@@ -52,6 +53,7 @@ class Noise(Part):
     10
     """
 
+    @abstractmethod
     def apply(
         self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from torch import nn
@@ -43,6 +44,7 @@ class Architecture(Part):
 
     natural: ClassVar[tuple[int, ...]] = (1, 28, 28)
 
+    @abstractmethod
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build for samples of a shape.
 

@@ -16,6 +16,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
+from fedstrata.core.part_class import misspelt, why_unfit
 from fedstrata.core.rng import Streams
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Combiner, Driver, Schedule, Selector, ServerStep
@@ -301,9 +302,17 @@ def check_partition(partition: Partition) -> None:
 
 def check_part(part: Part) -> None:
     """Check what every part has in common."""
-    assert dataclasses.is_dataclass(part), f"{type(part).__name__} must be a dataclass"
-    assert type(part).__dataclass_params__.frozen, f"{type(part).__name__} must be frozen"
-    assert type(part).__doc__, f"{type(part).__name__} needs a docstring: its first line is what users see"
+    assert not isinstance(part, type), f"{part.__name__} is a class; give an object of it: {part.__name__}()"
+    kind = type(part)
+    assert isinstance(part, Part), f"{kind.__name__} is no part; derive it from the class of its stage"
+    assert dataclasses.is_dataclass(part), f"{kind.__name__} must be a dataclass"
+    assert (why := why_unfit(kind)) is None, why
+    for name, hook in misspelt(kind).items():
+        raise AssertionError(
+            f"{kind.__name__}: nothing calls `{name}`; did you mean `{hook}`? "
+            f"If it is a helper of your own, call it `_{name}`"
+        )
+    assert kind.__doc__, f"{kind.__name__} needs a docstring: its first line is what users see"
     assert part == type(part)(**{f.name: getattr(part, f.name) for f in dataclasses.fields(part)})
 
 

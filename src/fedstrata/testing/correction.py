@@ -12,6 +12,7 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import Client, ClientPlan, LocalPart, Optimizer
 from fedstrata.core.contract import calling_part
 from fedstrata.core.messages import Report, Task, Tensors, add_prefix
+from fedstrata.core.part_class import leaves_alone
 from fedstrata.core.server_parts import ServerStep
 from fedstrata.runs.session import Session
 from fedstrata.testing.conformance import check_part, check_run
@@ -50,6 +51,9 @@ def check_correction(part: LocalPart, optimizer: bool = False) -> None:
     local = replace(plain, optimizer=cast(Optimizer, part)) if optimizer else replace(plain, parts={"checked": part})
     _check_trace(work, local, part)
     _check_declared(work, local, "optimizer" if optimizer else "checked", part)
+    assert isinstance(part, ServerStep) or not leaves_alone(type(part), LocalPart), (
+        f"{_name(part)} does nothing: it has none of fill, edit_logits, add_loss, observe, edit_gradient, finish"
+    )
     _check_forgetful(work, local, part)
     _check_padding(work, local, part)
     if optimizer:
@@ -149,6 +153,9 @@ def _check_forgetful(work: Session, local: ClientPlan, part: LocalPart) -> None:
     _run_task(trainer, work, 4)
     used = _told(*_run_task(trainer, work, 1))
     for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, 1)).items():
+        assert value.isfinite().all(), (  # first: nan does not equal itself
+            f"{_name(part)}: {name} is not finite after one client update; look for a division by 0 or a log of 0"
+        )
         assert torch.equal(value, used[name]), (
             f"{_name(part)}: {name} depends on the client before; clear slots in `fill`"
         )

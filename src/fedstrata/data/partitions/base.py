@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -146,6 +147,7 @@ class Partition(Part):
         if len(rows) and np.bincount(rows).max() > 1:
             raise broken(self, "split", f"gave a sample of {name} that was dealt twice; it belongs to one client")
 
+    @abstractmethod
     def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
         """Deal the samples out.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -134,6 +135,7 @@ class DataSet(Part):
         """Whether samples come with the client that holds them, who then keeps them unless a partition is asked for."""
         return False
 
+    @abstractmethod
     def load(self) -> Arrays:
         """Return the samples.
 

@@ -14,17 +14,18 @@ from safetensors import SafetensorError
 
 from fedstrata.config.build import DTYPES, make_network_builder
 from fedstrata.config.experiment import ModelChoice
-from fedstrata.core.client_parts import ClientPlan, LearningRate, Optimizer
+from fedstrata.core.client_parts import ClientPlan, LearningRate
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
-from fedstrata.core.sampler import Sampler
 from fedstrata.core.steps import Scores
 from fedstrata.core.wire import pack, unpack
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples
 from fedstrata.methods.lr_schedules import Constant
+from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.privacy.enclave.policy import Scoring, Terms
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.server.evaluator import Evaluator
@@ -65,9 +66,9 @@ def _local(terms: Terms, scoring: Scoring) -> ClientPlan:
         build=make_network_builder(ModelChoice(**scoring.model), scoring.shape, terms.classes, streams),
         head=scoring.head,
         inputs=Inputs(scoring.scale, scoring.mean, scoring.std),
-        sampler=Sampler(),
+        sampler=Shuffle(),
         parts={},
-        optimizer=Optimizer(),
+        optimizer=Sgd(),
         programs={},
         epochs=1,
         batch_size=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -102,6 +103,7 @@ class Tracker(Part):
     modules: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
 
+    @abstractmethod
     def start(self, run: TrackedRun) -> Recording:
         """Begin to track a run, or go on with it.
 
