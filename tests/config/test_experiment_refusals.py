@@ -1,11 +1,13 @@
 """What an experiment refuses, with the key, the value and what is allowed."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
 from asking import PROX
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.core import origin
 from fedstrata.core.errors import RequestError
 from fedstrata.core.server_parts import Selector
 from fedstrata.methods.recipes import Recipe
@@ -246,6 +248,27 @@ def test_a_path_that_leads_to_no_part_is_refused(path, said):
 
 def test_a_hook_may_take_more_than_it_is_given():
     assert Experiment.of(None, **{"method.selector": f"{__name__}:AnyArguments"}).method.selector["kind"]
+
+
+@pytest.mark.parametrize(
+    "file", ["./good.py", "good.py", "own/good.py", "/home/me/good.py", "C:\\own\\good.py", "./good"]
+)
+def test_a_part_that_is_named_by_its_file_is_told_its_module(file):
+    refused(['write "good:Biggest"', "not its file", "PYTHONPATH"], **{"method.selector": f"{file}:Biggest"})
+
+
+def test_a_module_that_is_not_found_is_told_where_it_would_be(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(origin, "_own_folder", [])
+    refused(["No module named 'good'", "sys.path", "PYTHONPATH"], **{"method.selector": "good:Biggest"})
+    origin.find_own_parts_in(tmp_path)
+    refused([f"in {tmp_path}, where the command was called"], **{"method.selector": "good:Biggest"})
+    (tmp_path / "wanting.py").write_text("import not_here")
+    with pytest.raises(RequestError, match=r"No module named 'not_here'\Z"):
+        Experiment.of(None, **{"method.selector": "wanting:Biggest"})
+    with origin.from_elsewhere(["good:Biggest"]), pytest.raises(RequestError) as caught:
+        Experiment.of(None, **{"method.selector": "good:Biggest"})
+    assert str(tmp_path) not in str(caught.value)  # a server learns no folder of a site
 
 
 @pytest.mark.parametrize(

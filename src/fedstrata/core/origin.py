@@ -76,3 +76,13 @@ def find_own_parts_in(folder: str | Path) -> None:
 def search_own_folder() -> None:
     """Search the folder of the user's own parts from now on, after everything that is installed."""
     sys.path.extend(folder for folder in _own_folder if folder not in sys.path)
+
+
+def where_modules_lie() -> str:
+    """Say where a module that was not found is looked for, for errors; another machine learns no folder of ours."""
+    if _allowed.get() is not None or not _own_folder:
+        return "it is looked for in sys.path: lay it beside the script, or add its folder to PYTHONPATH"
+    return (
+        f"it is looked for in what is installed, in PYTHONPATH, and in {_own_folder[0]}, where the command was called: "
+        "call it from the folder of the module, or add that folder to PYTHONPATH"
+    )

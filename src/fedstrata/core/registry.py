@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
+from pathlib import PureWindowsPath
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -93,7 +94,19 @@ def _import(path: str, key: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise RequestError(f'{key} = "{path}" cannot be imported: {error}') from error
+        raise RequestError(f'{key} = "{path}" cannot be imported: {_why_not_found(path, error)}') from error
+
+
+def _why_not_found(path: str, error: Exception) -> str:
+    """Say why there is no such module or class; whoever names a file is told the module's name."""
+    file, _, attribute = path.rpartition(":")
+    if file.endswith(".py") or "/" in file or "\\" in file:
+        module = PureWindowsPath(file).stem  # which takes either slash
+        return f'write "{module}:{attribute}", which names the module and not its file; {origin.where_modules_lie()}'
+    missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{file}.".startswith(f"{missing}."):  # and not something that the module imports
+        return f"{error}; {origin.where_modules_lie()}"
+    return str(error)
 
 
 def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
