@@ -142,6 +142,15 @@ def refuse_used(out: Path) -> None:
         )
 
 
+def refuse_unbegun(path: Path) -> None:
+    """Refuse to go on with a run of which nothing is there: it ended before its sites were."""
+    if path.is_dir() and not {file.name for file in path.iterdir()} - {FAILED}:
+        raise RequestError(
+            f"--resume = {path}: nothing of this run has begun; give the command that asked for it again, without "
+            f"--resume and with --out {path}"
+        )
+
+
 def again(server: FederationServer, path: Path, sites: int | None, **how: Any) -> Submission:
     """Describe how a run goes on; without a number, with as many sites as it had."""
     run = Run.open(path)
