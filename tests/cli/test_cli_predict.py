@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +47,16 @@ def test_predictions_as_json_and_as_a_table(cli, run, tmp_path):
     assert [row["prediction"] for row in rows] == told["predictions"]
     assert all(0.5 <= float(row["probability"]) <= 1 for row in rows)
     assert cli("predict", str(done.path / "best.safetensors"), str(data))[1].startswith("input,prediction,probability")
+
+
+def test_predictions_do_not_take_the_place_of_their_input(cli, run, tmp_path):
+    (tmp_path / "new.npz").write_bytes(run[1].read_bytes())
+    (tmp_path / "other.npz").symlink_to("new.npz")
+    for out in ("new.npz", "./new.npz", "other.npz"):
+        code, said, err = cli("predict", str(run[0].path), "new.npz", "-o", out)
+        assert (code, said) == (2, "")
+        assert f"-o {Path(out)} is the input itself" in err
+    assert (tmp_path / "new.npz").read_bytes() == run[1].read_bytes()
 
 
 def test_evaluation_gives_the_figures_of_the_summary(cli, run):
