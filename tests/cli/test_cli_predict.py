@@ -80,6 +80,21 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
     assert json.loads(cli("export", str(done.path), "-o", "by-ending.pt", "--json")[1])["kind"] == "state-dict"
 
 
+def test_labels_may_stand_in_another_column_than_in_training(cli, tmp_path):
+    rows = "".join(f"{i % 2 + i / 1000},{'yes' if i % 2 else 'no'}\n" for i in range(60))
+    (tmp_path / "theirs.csv").write_text("size,label\n" + rows)
+    (tmp_path / "ours.csv").write_text("size,diagnosis\n" + rows)
+    asked = {"data.name": "own", "data.path": "theirs.csv", "data.clients": 1, "train.rounds": 1, "engine.workers": 1}
+    train(overrides=asked | {"data.partition": "iid"}, out=tmp_path / "run")
+    theirs = cli("evaluate", "run", "theirs.csv", "--json")
+    assert cli("evaluate", "run", "ours.csv", "--label", "diagnosis", "--json") == theirs
+    assert theirs[0] == 0
+    for words, column in ((), "label"), (("--label", "kind"), "kind"):
+        code, _, err = cli("evaluate", "run", "ours.csv", *words)
+        assert code == 2
+        assert f"has no labels to compare with; give a column {column}, or name another with --label COLUMN" in err
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -91,6 +106,7 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
         (["predict", "RUN", "broken.npz"], "cannot be read"),
         (["predict", "RUN", "DATA", "-o", "no/such/out.csv"], "name a file"),
         (["evaluate", "RUN", "narrow.npy"], "has no labels"),
+        (["evaluate", "RUN", "DATA", "--label", "y"], "--label = y names a column of a table; the model is of none"),
         (["evaluate", "RUN", "other.npz"], '"eggs" is no class of the model; it knows ham, spam'),
         (["export", "RUN"], "name one form, or a file with its ending: --onnx (.onnx), "),
         (["export", "RUN", "-o", "model.zip"], "name one form"),
