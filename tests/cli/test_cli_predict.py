@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,6 +49,16 @@ def test_predictions_as_json_and_as_a_table(cli, run, tmp_path):
     assert cli("predict", str(done.path / "best.safetensors"), str(data))[1].startswith("input,prediction,probability")
 
 
+def test_predictions_do_not_take_the_place_of_their_input(cli, run, tmp_path):
+    (tmp_path / "new.npz").write_bytes(run[1].read_bytes())
+    (tmp_path / "other.npz").symlink_to("new.npz")
+    for out in ("new.npz", "./new.npz", "other.npz"):
+        code, said, err = cli("predict", str(run[0].path), "new.npz", "-o", out)
+        assert (code, said) == (2, "")
+        assert f"-o {Path(out)} is the input itself" in err
+    assert (tmp_path / "new.npz").read_bytes() == run[1].read_bytes()
+
+
 def test_evaluation_gives_the_figures_of_the_summary(cli, run):
     done, data = run
     told = json.loads(cli("evaluate", str(done.path), str(data), "--json")[1])
@@ -69,6 +80,21 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
     assert json.loads(cli("export", str(done.path), "-o", "by-ending.pt", "--json")[1])["kind"] == "state-dict"
 
 
+def test_labels_may_stand_in_another_column_than_in_training(cli, tmp_path):
+    rows = "".join(f"{i % 2 + i / 1000},{'yes' if i % 2 else 'no'}\n" for i in range(60))
+    (tmp_path / "theirs.csv").write_text("size,label\n" + rows)
+    (tmp_path / "ours.csv").write_text("size,diagnosis\n" + rows)
+    asked = {"data.name": "own", "data.path": "theirs.csv", "data.clients": 1, "train.rounds": 1, "engine.workers": 1}
+    train(overrides=asked | {"data.partition": "iid"}, out=tmp_path / "run")
+    theirs = cli("evaluate", "run", "theirs.csv", "--json")
+    assert cli("evaluate", "run", "ours.csv", "--label", "diagnosis", "--json") == theirs
+    assert theirs[0] == 0
+    for words, column in ((), "label"), (("--label", "kind"), "kind"):
+        code, _, err = cli("evaluate", "run", "ours.csv", *words)
+        assert code == 2
+        assert f"has no labels to compare with; give a column {column}, or name another with --label COLUMN" in err
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -80,6 +106,7 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
         (["predict", "RUN", "broken.npz"], "cannot be read"),
         (["predict", "RUN", "DATA", "-o", "no/such/out.csv"], "name a file"),
         (["evaluate", "RUN", "narrow.npy"], "has no labels"),
+        (["evaluate", "RUN", "DATA", "--label", "y"], "--label = y names a column of a table; the model is of none"),
         (["evaluate", "RUN", "other.npz"], '"eggs" is no class of the model; it knows ham, spam'),
         (["export", "RUN"], "name one form, or a file with its ending: --onnx (.onnx), "),
         (["export", "RUN", "-o", "model.zip"], "name one form"),

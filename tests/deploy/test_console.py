@@ -63,6 +63,20 @@ def test_a_second_run_waits_for_its_turn_and_says_so(there, tmp_path):
         assert third.number == 3, "numbers do not come again: what operators said holds for one run"
 
 
+def test_a_folder_that_a_run_of_the_queue_has_is_refused(there, tmp_path):
+    with turn(asked(there, tmp_path / "one"), print):
+        new, again = "--out = .* is taken by run 1 .* another folder", "--resume = .* is over$"
+        for more, why in (({}, new), ({"resume": True}, again)):
+            with (
+                pytest.raises(RequestError, match=why),
+                turn(asked(there, tmp_path / "x" / ".." / "one", **more), print),
+            ):
+                pass
+        assert [t.number for t in tickets(there.folder)] == [1], "the run that was first keeps its place"
+    with turn(asked(there, tmp_path / "one"), print) as ticket:
+        assert ticket.number == 2, "one that is over takes no folder"
+
+
 class Waited:
     """What was said, and whether something was."""
 

@@ -178,6 +178,17 @@ def test_a_wrong_request_ends_with_code_2(cli, flower_is_there, args, said):
     assert said in err
 
 
+@pytest.mark.parametrize("left", [[], ["failed.json"]])
+def test_a_run_that_never_got_its_sites_is_begun_again_by_the_same_command(cli, tmp_path, flower_is_there, left):
+    (tmp_path / "w4").mkdir()
+    for name in left:
+        (tmp_path / "w4" / name).write_text("{}")
+    code, out, err = cli("deploy", "run", "--resume", "w4")
+    assert (code, out) == (2, "")
+    assert "--resume = w4: nothing of this run has begun" in err
+    assert "without --resume and with --out w4" in err
+
+
 @pytest.mark.parametrize(
     "args",
     [

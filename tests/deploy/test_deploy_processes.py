@@ -41,16 +41,45 @@ def test_processes_end_with_all_that_they_started(tmp_path):
     assert not processes.running(tmp_path)
 
 
-def test_what_a_killed_command_left_is_ended_by_the_next_one(tmp_path):
+WITH_PARENT = "from fedstrata.core.parent_line import end_with_parent; end_with_parent(); "
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
+def killed(folder, code: str) -> processes.Known:
+    """Return the process that a command had started when it was killed."""
     script = f"""
 import os, sys
 from pathlib import Path
 from fedstrata.deploy.processes import Household
-Household(Path({str(tmp_path)!r}), "x").start("one", [sys.executable, "-c", {NESTED!r}], None, dict(os.environ))
+Household(Path({str(folder)!r}), "x").start("one", [sys.executable, "-c", {code!r}], None, dict(os.environ))
 os.kill(os.getpid(), 9)
 """
     subprocess.run([sys.executable, "-c", script], check=False, env=dict(os.environ))
-    (known,) = [tuple(k) for k in json.loads((tmp_path / "processes.json").read_text())]
+    (known,) = [tuple(k) for k in json.loads((folder / "processes.json").read_text())]
+    return known
+
+
+@pytest.mark.parametrize("code", [WITH_PARENT + SLEEP, WITH_PARENT + DEAF + SLEEP])
+def test_what_a_killed_command_started_ends_by_itself(tmp_path, code):
+    known = killed(tmp_path, code)
+    wait_for(lambda: not processes.alive([known]), 60)
+    processes.Household(tmp_path, "x").close()
+
+
+def test_a_process_outlives_others_that_its_parent_started(tmp_path):
+    household = processes.Household(tmp_path, "a test")
+    told = WITH_PARENT + "print(__import__('os').environ.get('FEDSTRATA_PARENT_LINE'), flush=True); " + SLEEP
+    first = household.start("one", [sys.executable, "-c", told], tmp_path / "log", dict(os.environ))
+    household.start("two", [sys.executable, "-c", "pass"], None, dict(os.environ)).wait()
+    household.drop("two")
+    wait_for(lambda: (tmp_path / "log").read_text() == "None\n")  # what it starts itself has another parent
+    assert first.poll() is None
+    household.close()
+    assert household._lines == {}
+
+
+def test_what_a_killed_command_left_is_ended_by_the_next_one(tmp_path):
+    known = killed(tmp_path, NESTED)
     assert processes.alive([known])
     assert processes.alive([(known[0], "0")]) == set(), "a process with the same number that began later is another"
     household = processes.Household(tmp_path, "x")

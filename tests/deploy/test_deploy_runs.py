@@ -132,6 +132,15 @@ def test_a_folder_with_a_run_is_refused_before_anybody_is_asked(tmp_path):
         submit.new(a_server(), Experiment.of(None), tmp_path / "out", 2)
 
 
+def test_a_folder_that_was_taken_while_a_run_waited_is_left_as_it_is(tmp_path, flower_is_there):
+    asked = submit.new(a_server(), Experiment.of(None), tmp_path / "out", 2)
+    Run.create(tmp_path / "out", "")
+    (tmp_path / "out" / submit.FAILED).write_text("theirs")
+    with pytest.raises(RequestError, match="is there already"), submit.submitted(asked):
+        pass
+    assert (tmp_path / "out" / submit.FAILED).read_text() == "theirs"
+
+
 def test_following_shows_what_the_folder_gets(tmp_path):
     asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
     seen = []

@@ -119,7 +119,7 @@ def test_a_site_reads_its_policy_before_anything_else(cli, flower_is_there, tmp_
 
 
 def test_a_site_s_process_gets_its_resources_and_starts_apart_from_the_folder(monkeypatch):
-    here = client.FederationClient("a", "h:1", None, {}, 0, policy=SitePolicy(resources={"threads": 2}))
+    here = client.FederationClient("a", "h:1", None, {"name": "digits"}, 0, policy=SitePolicy(resources={"threads": 2}))
     assert client.PROCESS[1] == "-P"
     started = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from hashlib import sha256
@@ -13,13 +14,14 @@ import pytest
 from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.deploy import auth_proxy, client, run_launcher, site_on_demand
+from fedstrata.deploy import auth_proxy, client, data_files, run_launcher, site_on_demand
 from fedstrata.deploy.answering import ANNOUNCED
 from fedstrata.deploy.app import foreign
 from fedstrata.deploy.long_poll import PULL, LongPoll
 from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMIT, SUBMITTED, RunLauncher
 from fedstrata.deploy.site_on_demand import SiteOnDemand
 from fedstrata.remote.flower.app_config import BLANK
+from fedstrata.remote.protocol import build_request
 from fedstrata.remote.site_socket import WAKE, Door
 
 HTTP = {"type": "http", "state": {}}
@@ -356,6 +358,58 @@ def test_a_process_that_cannot_read_its_data_is_the_answer(tmp_path):
     here = SiteOnDemand(start, tmp_path / "nobody", lambda: None)
     with pytest.raises(FedstrataError, match="cannot be served"):
         here.answer(b"x")
+
+
+def test_a_run_that_begins_finds_the_data_as_they_are_now(site, tmp_path):
+    """Whoever was taken out of the file is in no run that begins later, also where the process does not rest yet."""
+    file = tmp_path / "patients.csv"
+    file.write_text("x,label\n1,0\n2,1\n")
+    here = SiteOnDemand(site.start, site.socket, site.forget, 60.0, lambda: data_files.look_at([str(file)]))
+    introduction, stream = build_request("introduce", b"{}"), b"fedstrata stream\n{}"
+    here.begin()
+    for request in (b"", introduction, stream, b"x"):
+        here.answer(request)
+    assert len(site.started) == 1, "nothing has changed"
+    for begun, request in enumerate((b"", introduction, stream), 2):
+        file.write_text("x,label\n1,0\n" * begun)
+        here.answer(b"x")
+        assert len(site.started) == begun - 1, "a run that goes on keeps what it was begun with"
+        here.answer(request)
+        here.answer(introduction)
+        assert (len(site.started), site.forgotten) == (begun, begun - 1)
+        assert site.started[-2].poll() is not None
+    file.unlink()
+    here.answer(introduction)
+    assert len(site.started) == 5
+
+
+def test_a_process_that_answers_is_not_ended_for_other_data(site):
+    here, looks = None, iter(range(9))
+    site.door._server.answer = lambda request: here.answer(b"") if request else b""
+    here = SiteOnDemand(site.start, site.socket, site.forget, look=lambda: next(looks))
+    here.answer(b"fedstrata stream\n")
+    assert (len(site.started), site.forgotten) == (1, 0)
+
+
+def test_files_of_all_that_a_table_names_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    assert data_files.named_files({"name": "digits"}) == []
+    files = data_files.named_files({"name": "own", "path": "scans", "test_path": "more/test.csv", "label": "scans"})
+    assert files == [str(tmp_path / name) for name in ("scans", "more/test.csv", "store/own-scans")]
+    (tmp_path / "scans/cat").mkdir(parents=True)
+    (tmp_path / "scans/cat/1.png").write_bytes(b"1")
+    seen = [data_files.look_at(files)]
+    for change in (
+        lambda: (tmp_path / "scans/cat/2.png").write_bytes(b"2"),
+        lambda: os.utime(tmp_path / "scans/cat/1.png", ns=(5, 5)),
+        (tmp_path / "scans/cat/2.png").unlink,
+        lambda: (tmp_path / "store/own-scans").mkdir(parents=True),
+    ):
+        change()
+        seen.append(data_files.look_at(files))
+        assert seen[-1] not in seen[:-1]
+    assert data_files.look_at(files) == seen[-1]
 
 
 def test_what_was_checked_is_read_again_as_it_was(made):

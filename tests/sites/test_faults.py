@@ -91,7 +91,7 @@ def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(sites, t
         run.did("b", 2)
         run.holds("c", 2)
         left = sites.commands["b"].family()
-        sites.commands["b"].process.kill()  # and cannot end what it started: the next one does
+        sites.commands["b"].process.kill()  # what it started ends by itself, or by the next one
         sites.commands["b"].process.wait()
         run.joins_again("b", "--patience", "0")
         assert not processes.alive(left)

@@ -8,7 +8,7 @@ import signal
 import pytest
 from staging import SMALL, A, B, C, of, taught, wait_for
 
-from fedstrata.deploy import processes
+from fedstrata.deploy import processes, server
 from fedstrata.deploy.site_reports import conditions
 
 pytestmark = pytest.mark.sites
@@ -42,3 +42,16 @@ def test_a_clean_end_leaves_no_processes(federation):
         federation.commands[name].ends(0)
         assert "has ended" in federation.commands[name].said
     assert processes.alive(members) == set()
+
+
+def test_commands_that_are_killed_take_with_them_what_they_started(federation):
+    """Whoever kills the command of a site ends its part in every run, and a server's port is free again."""
+    federation.start_server()
+    federation.start_site("a")
+    members = federation.commands["a"].family() | federation.commands["server"].family()
+    assert len(members) >= 2 + 3
+    for name in ("a", "server"):
+        federation.commands[name].process.kill()
+        federation.commands[name].process.wait()
+    wait_for(lambda: not processes.alive(members))
+    server._free("127.0.0.1", federation.port)

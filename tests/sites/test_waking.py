@@ -27,6 +27,19 @@ def test_a_site_that_rests_wakes_up_when_a_run_is_submitted_and_rests_again_when
     restart(federation)
 
 
+def test_a_site_that_does_not_rest_yet_reads_data_that_changed_again_when_a_run_is_submitted(federation, tmp_path):
+    file = tmp_path / "patients.csv"
+    file.write_text("x,label\n" + "1.5,yes\n2.5,no\n" * 20)
+    restart(federation, "--data", str(file))
+    log = federation.folder / "state/site-a/log.jsonl"
+    before = len(events(log))
+    file.write_text("x,label\n" + "1.5,yes\n2.5,no\n" * 19)
+    hand_in(federation.there, {**BLANK, "out": str(tmp_path / "none")})
+    wait_for(lambda: "data_changed" in events(log)[before:])
+    wait_for(lambda: "process_started" in events(log)[before:])
+    restart(federation)
+
+
 def restart(federation, *changes):
     federation.commands["a"].process.terminate()
     federation.commands["a"].ends(0)

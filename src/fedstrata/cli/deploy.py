@@ -224,6 +224,8 @@ def run(
     if resume is not None and (experiment or sets or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
     checked = Experiment.of(experiment, **overrides(sets))
+    if resume is not None:
+        submit.refuse_unbegun(resume)
     if resume is not None and Run.open(resume).summary:
         print(f"{resume} was finished already", file=sys.stderr)
         conclude(Run.open(resume), as_json)

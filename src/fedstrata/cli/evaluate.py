@@ -17,13 +17,17 @@ def evaluate(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="As for `predict`, with labels: a column, y, or folders by class.")
     ],
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Column of labels, where DATA has another than the training data had."),
+    ] = None,
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Score the model of a run on samples whose labels are known."""
     from fedstrata.remote.label_names import open_model
 
-    scores = open_model(run, keys).evaluate(data)
+    scores = open_model(run, keys).evaluate(data, label=label)
     if as_json:
         print(json.dumps(scores))
         return
@@ -34,5 +38,5 @@ def evaluate(
             for key, value in scores.items()
         )
     )
-    for label, share in recall.items():
-        print(f"  {f'recall of {label}':20} {'not tested' if share is None else f'{share:.4f}'}")
+    for name, share in recall.items():
+        print(f"  {f'recall of {name}':20} {'not tested' if share is None else f'{share:.4f}'}")

@@ -42,6 +42,8 @@ def predict(
 
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise RequestError(f"-o {out} is a folder, or there is none to write it to; name a file")
+    if out is not None and out.exists() and inputs.exists() and out.samefile(inputs):
+        raise RequestError(f"-o {out} is the input itself, and would take its place; name another file")
     saved = open_model(run, keys)
     if saved.names is None and saved.info.label_directory is not None:
         print("note: labels were masked; a site that trained this model names them with --keys", file=sys.stderr)

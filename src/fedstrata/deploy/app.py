@@ -16,6 +16,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
+from fedstrata.core.parent_line import end_with_parent
 from fedstrata.deploy.answering import answer_here, hear, look_often, without_port
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.objects_under_way import ask_again_soon
@@ -46,6 +47,7 @@ def foreign(bundle: bytes) -> str | None:
 
 def main() -> None:
     """Run Flower's own command with a look at every app that it gets."""
+    end_with_parent()
     connection, runs = (import_module(name) for name in ("flwr.supernode.fleet_http_connection", "flwr.supercore.run"))
     node = import_module("flwr.supernode.start_client_internal")
     try:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import __version__
+from fedstrata.core.parent_line import end_with_parent
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
@@ -184,6 +185,7 @@ def _way_back(words: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run Flower's own command with the gate before what it serves."""
+    end_with_parent()
     uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
     serve, words = uvicorn.run, sys.argv[1:]
     secure = "--enable-supernode-auth" in words

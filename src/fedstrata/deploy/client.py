@@ -29,6 +29,7 @@ from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.data_files import look_at, named_files
 from fedstrata.deploy.keys import expiring
 from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.metrics import SiteFigures, serve_metrics
@@ -106,6 +107,7 @@ class CheckedClient:
     told: Mapping[str, Any]  # what its process is told
     env: Mapping[str, str]  # and finds around it
     process: Sequence[str]  # its command
+    files: Sequence[str] = ()  # and what it reads its data from
     rest: float = REST  # seconds without a run after which it ends
     metrics_port: int | None = None  # for figures
     metrics_host: str = flower.LOOPBACK
@@ -115,9 +117,9 @@ class CheckedClient:
         """Check a site, and keep the outcome."""
         check_server(client)
         told = client.config(Path())
-        return cls(
-            client.site, client.server, client.keys, client.patience, told, client.around(), PROCESS, rest, *metrics
-        )
+        files = named_files(client.data)
+        about = (client.site, client.server, client.keys, client.patience, told, client.around(), PROCESS, files)
+        return cls(*about, rest, *metrics)
 
     @classmethod
     def read(cls, text: str) -> CheckedClient:
@@ -238,7 +240,7 @@ def on_demand(client: CheckedClient, household: Household, socket: Path) -> Site
         config.write_text(json.dumps(client.config(socket)))
         return household.start(SITE, [*client.process, str(config)], None, around)
 
-    return SiteOnDemand(start, socket, lambda: household.drop(SITE), client.rest)
+    return SiteOnDemand(start, socket, lambda: household.drop(SITE), client.rest, lambda: look_at(client.files))
 
 
 def _load(client: CheckedClient, site: SiteOnDemand, household: Household, say: Say) -> None:

@@ -1,7 +1,8 @@
 """Processes that belong together: they are started, watched and ended as one.
 
-Every one has a session of its own, so that Ctrl-C reaches only us and they end in order. What is left over from a
-life that was killed is found by the notes in the folder, and ended before the next one begins.
+Every one has a session of its own, so that Ctrl-C reaches only us and they end in order. Where we are killed, they end
+by themselves (`core/parent_line.py`); what is left over all the same is found by the notes in the folder, and ended
+before the next life begins.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import write_atomically
+from fedstrata.core.parent_line import LINE
 
 GRACE = 15.0  # seconds to end by oneself
 POLITE = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -31,6 +33,7 @@ class Household:
     def __init__(self, folder: Path, what: str):
         self.folder, self._notes = folder, folder / "processes.json"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._lines: dict[str, int] = {}  # our ends, which close with us at the latest
         lock = take_lock(folder / "lock")
         if lock is None:
             raise RequestError(f"{what} is already running on this machine")
@@ -42,20 +45,26 @@ class Household:
     ) -> subprocess.Popen[bytes]:
         """Start a process; what it prints goes to the log, or to where we print."""
         out = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        theirs, ours = os.pipe()
         try:
             child = subprocess.Popen(
                 command,
-                env=env,
+                env={**env, LINE: str(theirs)},
+                pass_fds=[theirs],
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
             )
+        except BaseException:
+            os.close(ours)
+            raise
         finally:
+            os.close(theirs)
             if out is not None:
                 os.close(out)
-        self._children[name] = child
+        self._children[name], self._lines[name] = child, ours
         began = {pid: since for pid, (_, since) in everybody().items()}
         known = [(c.pid, began[c.pid]) for c in self._children.values() if c.pid in began]
         write_atomically(self._notes, json.dumps(known).encode())
@@ -72,13 +81,15 @@ class Household:
     def drop(self, name: str) -> None:
         """Forget a process that has ended; what it had started ends by itself."""
         self._children.pop(name)
+        os.close(self._lines.pop(name))
 
     def close(self) -> None:
         """End all, the last one first; then others may use the folder."""
         with undisturbed():
             for child in reversed(list(self._children.values())):
                 finish(child)
-            self._children = {}
+            for name in list(self._children):
+                self.drop(name)
             self._notes.unlink(missing_ok=True)
             os.close(self._lock)
 

@@ -83,6 +83,7 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
     folder = submission.server.folder / QUEUE
     folder.mkdir(mode=0o700, exist_ok=True)
     with in_turn(folder / "lock"):
+        _refuse_taken(submission)
         number = 1 + max((int(file.stem) for file in folder.glob("[0-9]*.*")), default=0)
         method, now = name_run(submission.experiment.dump()), time.time()
         ticket = Ticket(number, str(submission.path), method, getpass.getuser(), now)
@@ -98,6 +99,17 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
         os.close(lock)
         if not Run(submission.path).running:
             (folder / f"{number}.json").unlink(missing_ok=True)
+
+
+def _refuse_taken(submission: Submission) -> None:
+    """Refuse a folder that another run of the queue has: each would take the other's outcome for its own."""
+    path = submission.path.resolve()
+    for other in tickets(submission.server.folder):
+        if Path(other.path).resolve() == path:
+            option, instead = ("--resume", "") if submission.resume else ("--out", ", or name another folder")
+            raise RequestError(
+                f"{option} = {submission.path} is taken by {other.words}: wait until that is over{instead}"
+            )
 
 
 def _wait(server: FederationServer, ticket: Ticket, say: Say) -> None:

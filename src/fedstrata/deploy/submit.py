@@ -108,6 +108,8 @@ def fine(experiment: Experiment) -> bool:
 def submitted(submission: Submission) -> Iterator[str]:
     """Hand a run to the server, and give Flower's number of it; what was written for that is removed in the end."""
     flower.required()
+    if not submission.resume:  # while it waited for its turn, somebody else may have begun there
+        refuse_used(submission.path)
     forget_failure(submission.path)
     folder = submission.server.folder
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
@@ -126,12 +128,27 @@ def submitted(submission: Submission) -> Iterator[str]:
 def new(server: FederationServer, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
     """Describe a new run; what cannot be is refused here, not after the sites were asked."""
     possible_at_sites(experiment)
-    if out is not None and out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {FAILED}):
+    if out is not None:
+        refuse_used(out)
+    path = (out or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))).absolute()
+    return Submission(server, experiment, path, sites, **how)
+
+
+def refuse_used(out: Path) -> None:
+    """Refuse a folder for a new run that holds more than word of a try that failed."""
+    if out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {FAILED}):
         raise RequestError(
             f"--out = {out} is there already: continue a run with --resume {out}, or name another folder"
         )
-    path = (out or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))).absolute()
-    return Submission(server, experiment, path, sites, **how)
+
+
+def refuse_unbegun(path: Path) -> None:
+    """Refuse to go on with a run of which nothing is there: it ended before its sites were."""
+    if path.is_dir() and not {file.name for file in path.iterdir()} - {FAILED}:
+        raise RequestError(
+            f"--resume = {path}: nothing of this run has begun; give the command that asked for it again, without "
+            f"--resume and with --out {path}"
+        )
 
 
 def again(server: FederationServer, path: Path, sites: int | None, **how: Any) -> Submission:

@@ -11,11 +11,13 @@ from importlib import import_module
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.parent_line import end_with_parent
 from fedstrata.core.quick_imports import quick_imports
 
 
 def main(path: str) -> None:
     """Serve until ended."""
+    end_with_parent()
     with quick_imports():
         service = import_module("fedstrata.remote.site_service")
     service.serve_site(json.loads(Path(path).read_text()))

@@ -97,11 +97,11 @@ class SavedModel:
         choice, shape = ModelChoice(**self.info.model), _network_shape(self.info)
         return make_network_builder(choice, shape, len(self.info.classes), Streams(0))()
 
-    def inputs(self, raw: Any) -> RawInputs:
-        """Read raw inputs, whatever holds them."""
+    def inputs(self, raw: Any, label: str | None = None) -> RawInputs:
+        """Read raw inputs, whatever holds them; `label` names a table's column of labels, if not as in training."""
         info = self.info
         form = SampleForm(_network_shape(info), info.sample["dtype"], info.preprocessing.scale)
-        return read_inputs(raw, info.preprocessing, form, info.columns.get("label"))
+        return read_inputs(raw, info.preprocessing, form, label or info.columns.get("label"))
 
     def logits(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
         """Return the logits of samples as `inputs` gives them, some at a time."""
@@ -115,12 +115,16 @@ class SavedModel:
         shares: np.ndarray = self.logits(x, model).double().softmax(1).numpy()
         return shares
 
-    def evaluate(self, raw: Any, model: nn.Module | None = None) -> dict[str, Any]:
-        """Score the model on samples whose labels are known."""
-        held = self.inputs(raw)
+    def evaluate(self, raw: Any, model: nn.Module | None = None, label: str | None = None) -> dict[str, Any]:
+        """Score the model on samples whose labels are known; `label` is as in `inputs`."""
+        table = bool(self.info.preprocessing.columns)
+        if label is not None and not table:
+            raise RequestError(f"--label = {label} names a column of a table; the model is of none: leave it out")
+        held = self.inputs(raw, label)
         if held.labels is None:
-            column = self.info.columns.get("label", "label")
-            wanted = f"a column {column}" if self.info.preprocessing.columns else "an .npz with y, or folders by class"
+            column = label or self.info.columns.get("label", "label")
+            named = f"a column {column}, or name another with --label COLUMN"
+            wanted = named if table else "an .npz with y, or folders by class"
             what = raw if isinstance(raw, str | Path) else "an array"
             raise RequestError(f"{what} has no labels to compare with; give {wanted}")
         y = class_indices(held.labels, self.classes)
