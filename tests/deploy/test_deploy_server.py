@@ -10,8 +10,10 @@ from deployed import a_run, a_server
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, server, state, status
+from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
+from fedstrata.remote.flower.server_app import registered
 
 
 def node(number: str, how: str, **times: str) -> dict[str, object]:
@@ -111,6 +113,44 @@ def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
     assert calls == [("unregister", "2"), ("unregister", "3"), ("register", "c")]
     assert said == ["site b may no longer connect", "site c has a new key", "site c may connect"]
     assert there.nodes() == {"a": "1", "c": "6"}
+
+
+def test_a_site_is_nobody_before_flower_ends_its_connection(tmp_path, made, monkeypatch):
+    """Else it hears that its connection ended, asks whether its key still counts, and is told that it does."""
+    there = a_server(keys=str(tmp_path / "server"))
+    state.private(there.folder)
+    wanted = dict(Credentials.load(made / "server").roll.nodes)
+    counts = KnownKeys(there.registered)
+
+    def signed(site):
+        return counts.signer(NodeKey(made / f"sites/{site}/node.key").sign_time())
+
+    number = iter(range(1, 9))
+    monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "node-id": next(number)})
+    server.register(there, wanted, lambda _: None)
+    assert [signed(site) for site in "abc"] == ["a", "b", "c"]
+
+    def crash(_, words):
+        assert words[1] == "unregister"
+        assert [signed(site) for site in "abc"] == ["a", None, "c"]
+        assert there.nodes() == registered_nodes(there) == {"a": "1", "c": "3"}
+        raise flower.FlowerError("supernode", why)
+
+    monkeypatch.setattr(flower, "flwr", crash)
+    left, why = {"a": wanted["a"], "c": wanted["c"]}, "no connection"
+    with pytest.raises(flower.FlowerError, match="no connection"):
+        server.register(there, left, lambda _: None)
+    assert signed("b") is None
+    why = "[code: 24] Node ID not found for account."  # it was told before the crash
+    said = []
+    server.register(there, left, said.append)
+    assert said == ["site b may no longer connect"]
+    assert json.loads(there.registered.read_text()).keys() == {"a", "c"}
+
+
+def registered_nodes(there):
+    """What a run goes by."""
+    return {site: str(node) for node, site in registered(there.registered).items()}
 
 
 def test_a_key_that_was_shut_out_cannot_come_back(made, monkeypatch):

@@ -169,13 +169,21 @@ def test_a_disk_is_known_to_be_full_by_writing_to_it(tmp_path):
 
 
 def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch):
-    here, _ = reporter(tmp_path, monkeypatch, [refusal(404), answer(), OSError("away"), refusal(404)])
+    answers = [refusal(404), answer(), OSError("away"), OSError("busy"), refusal(404)]
+    here, _ = reporter(tmp_path, monkeypatch, answers)
     here.report()  # not yet registered: whoever connects finds out
     here.report()
     here.report()  # a server that is away revokes nobody
     with pytest.raises(RevokedError, match=r"^site a: the server at h:8000 does not take its key any more: it was "):
         here.check_known()
     assert RevokedError.exit_code == 2
+
+
+def test_a_site_whose_server_is_away_asks_only_so_often_why(tmp_path, monkeypatch):
+    here, sent = reporter(tmp_path, monkeypatch, [answer(), *[OSError("away")] * 3])
+    here.report()
+    here.check_known()
+    assert len(sent) == 4
 
 
 def test_another_version_is_refused_or_said_to_fit(tmp_path, monkeypatch):

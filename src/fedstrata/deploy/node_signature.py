@@ -77,7 +77,7 @@ class KnownKeys:
             found = self._path.stat()
             if (now := (found.st_mtime_ns, found.st_size)) != self._seen:
                 told = json.loads(self._path.read_text())
-                self._keys = {_standard(entry["key"]): site for site, entry in told.items()}
+                self._keys = {_standard(e["key"]): site for site, e in told.items() if "key" in e}
                 self._seen = now
         except (OSError, ValueError):  # nobody is known yet
             return {}

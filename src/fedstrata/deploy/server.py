@@ -73,7 +73,7 @@ class FederationServer:
 
     def nodes(self) -> dict[str, str]:
         """Return the ids under which Flower knows the sites, by site; empty where nobody is registered."""
-        return {site: entry["node"] for site, entry in _known(self.folder).items()}
+        return {site: entry["node"] for site, entry in _known(self.folder).items() if "key" in entry}
 
     @property
     def registered(self) -> Path | None:
@@ -187,8 +187,10 @@ def register(server: FederationServer, wanted: Mapping[str, str], say: Say) -> N
     folder, known = server.folder, _known(server.folder)
     first = not known
     for site, entry in list(known.items()):
-        if wanted.get(site) != entry["key"]:
-            flower.flwr(folder, flower.removal(entry["node"]))
+        if "key" not in entry or wanted.get(site) != entry["key"]:
+            known[site] = {"node": entry["node"]}  # keyless, the gate refuses it before Flower ends its line
+            _note(folder, known)
+            _shut_out(folder, entry["node"])
             del known[site]
             _note(folder, known)
             say(f"site {site} has a new key" if site in wanted else f"site {site} may no longer connect")
@@ -213,6 +215,15 @@ def register(server: FederationServer, wanted: Mapping[str, str], say: Say) -> N
         _note(folder, known)
         if not first:
             say(f"site {site} may connect")
+
+
+def _shut_out(folder: Path, node: str) -> None:
+    """Tell Flower that a site may no longer connect; where it knew already, an earlier life of ours ended here."""
+    try:
+        flower.flwr(folder, flower.removal(node))
+    except flower.FlowerError as error:
+        if "Node ID not found" not in error.why:
+            raise
 
 
 def next_steps(server: FederationServer) -> str:

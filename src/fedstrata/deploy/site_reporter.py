@@ -31,6 +31,7 @@ from fedstrata.remote.site_socket import ask
 from fedstrata.remote.site_state import STATE
 
 PROBE = bytes(1 << 16)  # what a site must be able to write
+ASKED = 3  # times at most: why did the connection end?
 TAKEN, NO_KEY = 204, 404  # what the gate answers to a report; to whom it does not know
 
 
@@ -84,8 +85,10 @@ class SiteReporter:
         self._line.close()
 
     def check_known(self) -> None:
-        """Raise where the server knew this site's key, and does not any more."""
-        self._send(SiteReport(self.site, self._state, self._since, "", __version__))
+        """Raise where the server knew this site's key, and does not any more; a busy server is asked again."""
+        for _ in range(ASKED):
+            if self._send(SiteReport(self.site, self._state, self._since, "", __version__)):
+                return
 
     def _look(self) -> tuple[str, str, int]:
         if (why := unwritable(self.folder)) is not None:
@@ -97,7 +100,8 @@ class SiteReporter:
         busy, run = bool(told.get("busy")), str(told.get("run") or "")
         return (BUSY if busy else READY), (f"run {run[:12]}" if busy and run else ""), int(told.get("roll") or 0)
 
-    def _send(self, report: SiteReport) -> None:
+    def _send(self, report: SiteReport) -> bool:
+        """Send it; say whether there was an answer."""
         headers = {
             HEADER: report.header(),
             **({} if self._key is None else self._key.sign_time()),
@@ -105,7 +109,7 @@ class SiteReporter:
         try:
             status, told = self._line.get(PATH, headers)
         except OSError:
-            return  # the server is away: whoever waits for it says so
+            return False  # the server is away: whoever waits for it says so
         if status == NO_KEY and self._known:
             raise RevokedError(
                 f"site {self.site}: the server at {self.server} does not take its key any more: it was "
@@ -114,6 +118,7 @@ class SiteReporter:
         if status == TAKEN:
             self._compare(told)
             self._known = True
+        return True
 
     def _compare(self, told: Any) -> None:
         """Refuse a server that speaks another protocol; say so where only the version is another one."""

@@ -89,7 +89,8 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
 def registered(path: Path) -> dict[int, str]:
     """Read which site's key each node has."""
     try:
-        return {int(entry["node"]): site for site, entry in json.loads(path.read_text()).items()}
+        told = json.loads(path.read_text())
+        return {int(entry["node"]): site for site, entry in told.items() if "key" in entry}  # none: being shut out
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise FedstrataError(f"{path} does not say which sites may connect; start the server again") from None
 
