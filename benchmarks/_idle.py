@@ -27,7 +27,7 @@ from fedstrata.deploy import keys
 from fedstrata.deploy.processes import everybody, family
 from fedstrata.deploy.server import tail
 
-UP = 180.0  # seconds in which a command must be ready
+UP = 600.0  # seconds in which a command must be ready, also on a machine that has much else to do
 REST = 30  # seconds without a request after which a site's process ends: long enough to meet one that has not
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")

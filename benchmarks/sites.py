@@ -29,8 +29,8 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return what was measured, in one go."""
     sites = FEWER if quick else SITES
     with loopback(sites) as flower:
-        ours = flower.told_by("_exchanges", COMPONENTS["clientapp"], 480.0, quick)
-        stock = flower.told_by("_stock", "benchmarks._stock:client", 240.0, quick)
+        ours = flower.told_by("_exchanges", COMPONENTS["clientapp"], 900.0, quick)
+        stock = flower.told_by("_stock", "benchmarks._stock:client", 900.0, quick)
     at_rest = measure_idle(sites, 2.0, rest=5) if quick else measure_idle(sites, 60.0)
     return [*_rows(ours, stock, len(sites)), *_at_rest(at_rest)]
 

@@ -21,7 +21,7 @@ def rows(name, folder, path, **around):
     """Measure in a folder, with these places on the path; give what was printed."""
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--json"]
     around = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), **around}
-    done = subprocess.run(command, cwd=folder, env=around, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, cwd=folder, env=around, capture_output=True, text=True, timeout=2000, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
     assert isinstance(told, list)
