@@ -50,6 +50,8 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(built):
     names = set(zipfile.ZipFile(built[1]).namelist())
     wanted = {f"fedstrata/{path.relative_to(PACKAGE).as_posix()}" for path in PACKAGE.rglob("*") if path.is_file()}
     wanted = {name for name in wanted if "__pycache__" not in name}
+    results = (ROOT / "reproduce/results").iterdir()
+    wanted |= {f"fedstrata/reproduce/published/{path.name}" for path in results if path.suffix in (".json", ".md")}
     assert wanted <= names  # papers' tables, the board's pages and scripts, templates
     about = f"fedstrata-{fedstrata.__version__}.dist-info/"
     assert not [name for name in names - wanted if not name.startswith(about)]
@@ -90,7 +92,8 @@ def test_a_fresh_environment_runs_what_the_wheel_installed(fresh):
     assert answer["rounds"] == 2
     run(command, "report", answer["run_dir"], "-o", "report.html", cwd=place)
     assert (place / "report.html").stat().st_size > 1e5
-    assert json.loads(run(command, "reproduce", "list", "--json", cwd=place))
+    tables = json.loads(run(command, "reproduce", "list", "--json", cwd=place))
+    assert sum(table["runs"] for table in tables)  # those that were published
     run(command, "new", "mine", cwd=place)
     assert (place / "mine/experiment.toml").exists()
 

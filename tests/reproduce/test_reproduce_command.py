@@ -198,7 +198,8 @@ def test_a_method_of_ours_is_run_beside_a_table_and_voids_nothing(typed, tmp_pat
     shown = " ".join(typed("show", "X1").output.split())
     assert "X1 with strata: FedBSS, Table 1, digits" in shown
     assert "strata less fedprox: " in shown
-    assert "strata took 1.00 times the client updates and 1.00 times the bytes of fedprox" in shown
+    assert "strata took 1.00 times the client updates of fedprox; at as many: " in shown
+    assert "strata took 1.00 times the bytes of fedprox; at as many: " in shown
     assert "strata was searched on digits: this does not count" in shown
     assert typed("run", "X1", "--with", "strata", "--quick", "-q").exit_code == 0
     assert typed("page").exit_code == 0

@@ -11,7 +11,7 @@ import fedstrata
 from fedstrata.core.errors import RequestError
 from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, costs_of, departures, figure_of
 from fedstrata.reproduce.results import Results
-from fedstrata.reproduce.show import cost_grid_of, from_printed, text_of
+from fedstrata.reproduce.show import cost_grid_of, describe, from_printed, text_of
 from fedstrata.reproduce.table import Wanted, read_table
 from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, SMALLER, WORSE, contrast, judge
 
@@ -124,11 +124,57 @@ def test_too_few_seeds_leave_it_open(tmp_path):
     assert word(tmp_path, {"fedavg": (0.50, 0.60)}) == OPEN
 
 
-def test_holm_counts_the_tables_of_a_paper(tmp_path):
+def test_holm_counts_the_tables_of_a_paper_whether_they_were_run_or_not(tmp_path):
     own = results(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.72, 0.83)})
-    alone, among = judge({"X1": own})["X1"], judge({"X1": own, "X2": own, "X3": own})["X1"]
+    alone = judge({"X1": own})["X1"]
     assert alone.p_holm == pytest.approx(alone.contrast.p)
-    assert among.p_holm == pytest.approx(3 * alone.contrast.p)
+    others = {name: Results(replace(TABLE, id=name), tmp_path) for name in ("X2", "X3")}
+    without = {"X4": Results(replace(TABLE, id="X4", baselines=[]), tmp_path)}  # makes no contrast
+    among = judge({"X1": own, **others, **without})
+    assert among["X1"].p_holm == pytest.approx(3 * alone.contrast.p)
+    assert among["X2"].p_holm is None
+
+
+def test_a_reading_stands_in_the_place_of_its_table_among_those_of_a_paper(tmp_path):
+    table = replace(TABLE, readings={"many alone": {"compare": {"conditions": ["many"]}}})
+    own = results(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.72, 0.83)}, table=table)
+    many = Results(table.read_as("many alone"), tmp_path)
+    judged = judge({"X1": own, "X2": Results(replace(TABLE, id="X2"), tmp_path), many.table.id: many})
+    assert judged["X1"].p_holm == pytest.approx(2 * judged["X1"].contrast.p)  # of two tables: the reading is none
+    assert judged[many.table.id].p_holm == pytest.approx(2 * judged[many.table.id].contrast.p)
+
+
+def test_columns_without_runs_are_left_out_of_the_claim_that_ours_stands_beside(tmp_path):
+    """The paper prints 2 and 4 points; there is one seed of the second column alone."""
+    results(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.72, 0.83)}, seeds=1)
+    kept = json.loads((tmp_path / "X1.json").read_text())
+    kept["runs"] = [run for run in kept["runs"] if run["condition"] == "many"]
+    (tmp_path / "X1.json").write_text(json.dumps(kept))
+    own = Results(TABLE, tmp_path)
+    found = contrast(own)
+    assert (found.claimed, found.claimed_there) == (pytest.approx(0.03), pytest.approx(0.04))
+    assert (found.conditions, found.interval, found.p) == ((1, 2), None, None)  # one seed: nothing is sure
+    assert "prints +3.00 points, +4.00 points in the 1 of 2 columns that have runs" in " ".join(
+        describe(own, judge({"X1": own})["X1"])
+    )
+
+
+def test_a_reading_of_one_row_takes_the_other_rows_from_the_table(tmp_path):
+    more = {
+        "variant": [{"name": "fedprox", "method": {"name": "fedprox", "corrections": [{"kind": "prox", "mu": 1.0}]}}]
+    }
+    table = replace(TABLE, readings={"pulled more": more, "another row": {"compare": {"method": "fedlc"}}})
+    results(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)}, table=table)
+    other = Results(table.read_as("pulled more"), tmp_path)
+    assert {row for _, row, _ in other.runs} == {"fedavg"}
+    assert {one.method for one in other.missing()} == {"fedprox"}
+    assert (other.own_runs, other.outdated) == ({}, 0)
+    row = Results(table.read_as("another row"), tmp_path)
+    assert {one.method for one in row.missing()} == {"fedlc"}
+    assert row.table.figure("accuracy", "fedlc", "few") == 0.52  # what was printed of the paper's own method
+    assert row.path.name == "X1-as-another-row.json"
+    with pytest.raises(RequestError, match="fedprx"):
+        _ = replace(TABLE, readings={"no": {"variant": [{"name": "fedprx"}]}}).read_as("no").rows
 
 
 def test_a_reading_may_look_at_some_conditions_alone_or_at_another_figure_of_the_same_runs(tmp_path):

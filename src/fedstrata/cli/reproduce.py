@@ -48,6 +48,7 @@ ResultsFolder = Annotated[
     Path, typer.Option("--results", metavar="DIR", help="Where figures of finished runs are kept.")
 ]
 KEPT = Path("reproduce/results")
+README = Path("README.md")
 EVERY = 30.0  # seconds between lines about a run
 
 
@@ -97,7 +98,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Make the missing runs of tables. What decides comes first, and every run that ends is kept at once."""
-    from fedstrata.reproduce.execute import missing_runs, run_quickly, run_tables
+    from fedstrata.reproduce.execute import describe_tiny, missing_runs, run_quickly, run_tables
     from fedstrata.reproduce.results import Results
     from fedstrata.runs.compare.shards import Shard
 
@@ -108,6 +109,8 @@ def run(
     tables = [_read_as(table, reading, beside) for table in _find(names)]
     line = _line(quiet, named=len(tables) > 1)
     if quick:
+        for table in tables if not quiet else ():
+            print(f"{table.id}: {describe_tiny(table)}", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
             tried = [run_quickly(table, Path(folder), line) for table in tables]
         _conclude(sum(one.finished for one in tried), {k: v for one in tried for k, v in one.failed.items()})
@@ -182,13 +185,16 @@ def page(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The HTML page.")] = Path("papers.html"),
     readme: Annotated[
         Path, typer.Option(metavar="FILE", help="A document with marks between which the headlines go.")
-    ] = Path("README.md"),
+    ] = README,
 ) -> None:
     """Write all tables as pages. A Markdown file a paper, one HTML page, and the headlines in the README."""
     from fedstrata.core.files import write_atomically
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.pages import BEGIN, html_page, with_headlines, write_markdown
 
+    _note_missing(results)
+    if readme != README and not readme.is_file():
+        raise RequestError(f"--readme {readme} is not there")
     judged = judge_all(results)
     try:
         written = write_markdown(judged, markdown)
@@ -202,7 +208,11 @@ def page(
 
 
 def _note_missing(results: Path) -> None:
-    if not results.is_dir():
+    from fedstrata.reproduce.results import FOLDER, PUBLISHED
+
+    if results == FOLDER and not results.is_dir() and PUBLISHED.is_dir():
+        print("note: these are the runs that come with the package", file=sys.stderr)
+    elif not results.is_dir():
         said = f"note: there is no folder {results} here, so no run counts as done; --results names another"
         print(said, file=sys.stderr)
 

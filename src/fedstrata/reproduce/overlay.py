@@ -2,7 +2,7 @@
 
 What is laid over wins over what rows and conditions set. But a table `data` with a name stands in place of the file's,
 under what conditions set; a table `model` with a name in place of the file's and of what rows choose; and tables of
-`condition` in place of those of their names.
+`condition` and `variant` in place of the columns and rows of their names.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstrata.config.tables import flatten
+from fedstrata.core.errors import unknown_name
 from fedstrata.runs.compare.request import ComparisonRequest
-from fedstrata.runs.compare.settings import NamedOverrides
+from fedstrata.runs.compare.settings import NamedOverrides, read_settings
 
 
 def lay_over(
@@ -20,6 +21,7 @@ def lay_over(
 ) -> tuple[dict[str, Any], ComparisonRequest]:
     """Return the experiment of a file and its comparison, with tables laid over both."""
     over = dict(over or {})
+    other = {row.name: row for row in read_settings(over.pop("variant", ()), "variant")}
     source = {key: value for key, value in table.items() if key not in ("compare", "paper")}
     asked = ComparisonRequest.of(conditions=over.pop("condition", ())).on_top_of(
         ComparisonRequest.from_table(table["compare"])
@@ -32,7 +34,10 @@ def lay_over(
     data = {key: value for key, value in flat.items() if key.split(".")[0] == "data"}  # rows must not set it
     rest = {key: value for key, value in flat.items() if key not in data}
     conditions = [NamedOverrides(c.name, _laid(c.overrides, data)) for c in asked.list_conditions()]
-    rows = [NamedOverrides(e.name, _laid(e.overrides, rest, gone)) for e in asked.entries()]
+    known = {row.name: NamedOverrides(row.name, row.overrides) for row in asked.entries()}
+    if strange := sorted(other.keys() - known.keys()):
+        raise unknown_name("variant", strange[0], known)
+    rows = [NamedOverrides(e.name, _laid(e.overrides, rest, gone)) for e in (known | other).values()]
     return source, ComparisonRequest(variants=rows, conditions=conditions, seeds=asked.seeds, metric=asked.metric)
 
 

@@ -58,7 +58,7 @@ def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str
         results[name] = Results(table, folder)
         others = [Results(table.read_as(reading), folder) for reading in table.readings]
         others += [Results(table.beside(method), folder) for method in methods_beside(table, folder)]
-        results |= {own.table.id: own for own in others if own.runs}
+        results |= {own.table.id: own for own in others if own.own_runs}
     verdicts: dict[str, Verdict] = {}
     for paper in papers:
         verdicts |= judge({name: own for name, own in results.items() if own.table.paper == paper})
@@ -78,7 +78,7 @@ def in_words(paper: str, judged: Mapping[str, Judged]) -> str:
 
 def _found(tables: list[Judged]) -> Iterator[str]:
     known = [own for own in tables if own.verdict.word != OPEN or (own.results.done and own.verdict.contrast.mean)]
-    runs = sum(len(own.results.runs) for own in tables if not own.results.table.same_runs)
+    runs = sum(len(own.results.own_runs) for own in tables if not own.results.table.same_runs)
     plain = [own for own in tables if not own.results.table.reading]
     if not runs:
         yield f"None of its {len(plain)} tables has been reproduced here yet, so all verdicts are open."
@@ -117,7 +117,7 @@ def oddities(tables: Collection[Judged]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for own in tables:
         table, claimed = own.results.table, own.verdict.contrast.claimed
-        behind = [f"By the paper's own figures {table.method} is behind its strongest baseline, in the mean."]
+        behind = [f"By the paper's own figures the row {table.method} is behind its strongest baseline, in the mean."]
         for said in (*table.oddities, *(behind if (claimed or 0.0) < 0 else ())) if not table.reading else ():
             found.setdefault(said, []).append(table.id)
     return found

@@ -8,6 +8,8 @@ from pathlib import Path
 from textwrap import fill
 
 from fedstrata.core.files import write_atomically
+from fedstrata.reproduce.figures import POINT, departures
+from fedstrata.reproduce.ours import OURS, beside_papers
 from fedstrata.reproduce.overview import Judged, in_words, oddities, of_paper
 from fedstrata.reproduce.show import (
     commands,
@@ -23,6 +25,12 @@ from fedstrata.runs.compare.tables import markdown_grid
 
 WRITTEN = "<!-- written by `fedstrata reproduce page`; edit the files under src/fedstrata/reproduce instead -->"
 BEGIN, END = "<!-- papers: written by fedstrata reproduce page -->", "<!-- end of papers -->"
+
+WORDS = """Each row of a table is one method under one setting, *ours* with how many seeds it rests on. A *figure* \
+*holds* where our whole 95 % interval lies within a point of the paper's, or within two of the paper's standard \
+deviations; it *differs* where none of the interval does; else it is *open*. The verdict is about the primary contrast \
+alone. *By Holm*: p is corrected for how many tables of the paper make a contrast. \
+[reproduce.md](../reproduce.md#verdicts) has the rules."""
 
 All = Mapping[str, Judged]  # by id
 
@@ -51,7 +59,7 @@ def with_headlines(text: str, judged: All) -> str:
         table = own.results.table
         says = f"[{name}](docs/papers/{paper}.md)", table.what
         command = f"`{run_command(table)}`"
-        lines.append(f"| {' | '.join((*says, *_gains(own), own.verdict.word, command))} |")
+        lines.append(f"| {' | '.join((*says, *_gains(own), f'{own.verdict.word}{_beside_printed(own)}', command))} |")
     return f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}"
 
 
@@ -60,6 +68,14 @@ def _gains(own: Judged) -> tuple[str, str]:
     contrast = own.verdict.contrast
     theirs = "-" if contrast.claimed is None else write_gain(contrast.claimed)
     return theirs, contrast_so_far(own.results, contrast)
+
+
+def _beside_printed(own: Judged) -> str:
+    """Warn where the baselines do not come to their printed figures: the contrast is then with others."""
+    apart = departures(own.results)
+    if apart is None or abs(apart[1]) < POINT:
+        return ""
+    return f"; baselines {100 * abs(apart[1]):.2f} points {'above' if apart[1] > 0 else 'below'} the paper's"
 
 
 def _index(judged: All) -> Iterator[str]:
@@ -78,11 +94,14 @@ def _index(judged: All) -> Iterator[str]:
             link = f"[{table.id}]({paper}.md#{_anchor(own)})"
             yield f"| {' | '.join((link, table.what, state_of(own.results), *_gains(own), own.verdict.word))} |"
         yield ""
+    yield f"## {OURS} beside the papers' own methods\n"
+    yield from beside_papers(judged)
 
 
 def _paper(paper: str, judged: All) -> Iterator[str]:
     tables = of_paper(paper, judged)
     yield f"# {PAPERS[paper]}, reproduced\n\n{WRITTEN}\n\n{fill(in_words(paper, judged), 120)}\n"
+    yield f"{fill(WORDS, 120)}\n"
     if strange := oddities(tables):
         yield "What is odd in the paper's own figures:\n"
         yield "\n".join(_item(f"{said} ({', '.join(ids)})") for said, ids in strange.items()) + "\n"
@@ -102,7 +121,11 @@ def _remarks(own: Judged) -> Iterator[tuple[str, list[str]]]:
     table = own.results.table
     stated = [f"`{one}`" if " = " in one else one for one in table.not_stated]
     readings = [f'"{name}"' for name in table.readings]
-    found = {"Not stated in the paper, our choice": stated, "Notes": list(table.notes)}
+    if table.reading or table.base is not None:
+        return  # they are told with the table itself
+    lost = [f"`{one}`" for one in table.lost]
+    found = {"Not stated in the paper, our choice": stated, "Lost in our copy of the paper, our choice": lost}
+    found |= {"Notes": list(table.notes)}
     found |= {"Other readings of the paper, for `--reading`": [", ".join(readings)] if readings else []}
     yield from ((head, items) for head, items in found.items() if items)
 
@@ -125,7 +148,7 @@ def html_page(judged: All) -> str:
     """Write one page that holds everything and fetches nothing."""
     from fedstrata.report.document import document, heading  # noqa: PLC0415  plotly takes long to import
 
-    runs = sum(len(own.results.runs) for own in judged.values())
+    runs = sum(len(own.results.own_runs) for own in judged.values() if not own.results.table.same_runs)
     body = [
         *heading("The five papers, reproduced", f"{runs} runs so far", list(PAPERS.items())),
         '<main id="main" tabindex="-1">',
@@ -153,7 +176,8 @@ def _section(own: Judged) -> Iterator[str]:
         yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(f"{table.id}, {title}")}"><table>'
         yield f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     remarks = "".join(line for head, items in _remarks(own) for line in _listed(head, items))
-    yield f"<details><summary>Settings that we chose, notes, readings</summary>{remarks}</details>"
+    if remarks:
+        yield f"<details><summary>Settings that we chose, notes, readings</summary>{remarks}</details>"
     yield f"<p><code>{'<br>'.join(map(escape, commands(own.results)))}</code></p>"
 
 

@@ -33,6 +33,7 @@ from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import BY_CLIENT, LAST, Metric, evaluations
 
 FOLDER = Path("reproduce") / "results"
+PUBLISHED = Path(__file__).parent / "published"  # those that come with an installed package; a checkout has FOLDER
 ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced_accuracy")
 MAYBE = tuple(f"{name}{end}" for name in BY_CLIENT for end in ("", f"_last{LAST}"))  # where runs measured them
 COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds", "best_accuracy_round")
@@ -46,30 +47,33 @@ class Results:
 
     def __init__(self, table: PaperTable, folder: Path = FOLDER):
         self.table, self.path = table, folder / f"{folder_name(table.kept_as)}.json"
-        self._entries = self._read()
+        self._entries = _read(self.path)
+        self._shared = _read(self.path.with_name(f"{folder_name(table.file_id)}.json")) if table.reading else {}
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
         self.base = None if table.base is None else Results(table.base, folder)
 
-    def _read(self) -> dict[Key, dict[str, Any]]:
-        if not self.path.exists():
-            return {}
-        try:
-            known = json.loads(self.path.read_text(encoding="utf-8"))["runs"]
-            return {(e["condition"], e["method"], e["seed"]): e for e in known}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RequestError(f"{self.path} is damaged: {error!r}") from None
-
     @property
     def runs(self) -> dict[Key, dict[str, Any]]:
-        """The entries whose experiment is the present one, and that have the figure, by condition, method and seed."""
+        """The entries whose experiment is the present one, and that have the figure, by condition, method and seed.
+
+        Rows that a reading leaves as they are have the runs of the table itself.
+        """
+        return self._counting(self._shared) | self.own_runs
+
+    @property
+    def own_runs(self) -> dict[Key, dict[str, Any]]:
+        """Those that are kept in the file of this table or reading."""
+        return self._counting(self._entries)
+
+    def _counting(self, entries: Mapping[Key, dict[str, Any]]) -> dict[Key, dict[str, Any]]:
         figure = self.table.metrics[self.table.metric].name
-        present = ((key, e) for key, e in self._entries.items() if self._digests.get(key) == e["experiment"])
+        present = ((key, e) for key, e in entries.items() if self._digests.get(key) == e["experiment"])
         return {key: e for key, e in present if figure in e["figures"]}
 
     @property
     def outdated(self) -> int:
         """How many entries belong to settings that have changed since, or are not wanted any more."""
-        return 0 if self.table.same_runs else len(self._entries) - len(self.runs)
+        return 0 if self.table.same_runs else len(self._entries) - len(self.own_runs)
 
     @property
     def done(self) -> bool:
@@ -97,9 +101,8 @@ class Results:
         """Return what a run of a row took, in the mean: one of `COSTS`, or "bytes" in all directions."""
         if self.base is not None and method != self.table.method:
             return self.base.cost(name, method, condition)
-        kinds = ("bytes_up", "bytes_down", "bytes_p2p") if name == "bytes" else (name,)
         asked = [e["costs"] for (c, m, _), e in self.runs.items() if m == method and condition in (None, c)]
-        own = [sum(costs[kind] for kind in kinds) for costs in asked if costs.keys() >= set(kinds)]
+        own = [spent(costs, name) for costs in asked if costs.keys() >= set(_kinds(name))]
         return sum(own) / len(own) if own else None
 
     def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:
@@ -116,7 +119,7 @@ class Results:
             "costs": {name: summary[name] for name in COSTS},
             "jobs": jobs,
             "data": self._trained_on(wanted, run),
-            "curve": [[event["round"], round(event["accuracy"], 5)] for event in scored[:: -(-len(scored) // POINTS)]],
+            "curve": [_point(event) for event in scored[:: -(-len(scored) // POINTS)]],
             "remarks": summary["remarks"],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **_made_with(),
@@ -133,7 +136,7 @@ class Results:
     def take_over(self, other: Results) -> int:
         """Keep the runs of another folder that count and are missing here; return how many. What is here stays."""
         missing = {_key(one) for one in self.missing()}
-        taken = {key: entry for key, entry in other.runs.items() if key in missing}
+        taken = {key: entry for key, entry in other.own_runs.items() if key in missing}
         if taken:
             self._keep(taken)
         return len(taken)
@@ -153,10 +156,37 @@ class Results:
         """Write entries beside those that other processes kept meanwhile; the file is always whole."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with writing_to(self.path.parent), in_turn(self.path.with_suffix(".lock")):
-            self._entries = {**self._read(), **entries}
+            self._entries = {**_read(self.path), **entries}
             listed = [self._entries[key] for key in sorted(self._entries)]
             text = json.dumps(finite({"id": self.table.kept_as, "runs": listed}), indent=1)
             write_atomically(self.path, f"{text}\n".encode())
+
+
+def spent(costs: Mapping[str, Any], name: str) -> float:
+    """Return what a run or a part of it took: one of `COSTS`, or "bytes" in all directions."""
+    return float(sum(costs[kind] for kind in _kinds(name)))
+
+
+def _kinds(name: str) -> tuple[str, ...]:
+    return ("bytes_up", "bytes_down", "bytes_p2p") if name == "bytes" else (name,)
+
+
+def _point(event: Mapping[str, Any]) -> list[float]:
+    """Return a point of a curve: round, accuracy, client updates and bytes until then."""
+    return [event["round"], round(event["accuracy"], 5), event["client_updates"], int(spent(event, "bytes"))]
+
+
+def _read(path: Path) -> dict[Key, dict[str, Any]]:
+    """Return the entries of a file; where the usual folder does not have it, those that came with the package."""
+    if path.parent == FOLDER and not path.exists():
+        path = PUBLISHED / path.name
+    if not path.exists():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return {(e["condition"], e["method"], e["seed"]): e for e in known}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{path} is damaged: {error!r}") from None
 
 
 def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:

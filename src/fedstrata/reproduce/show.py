@@ -11,6 +11,7 @@ from textwrap import wrap
 
 from fedstrata.data import store
 from fedstrata.data.published import Published
+from fedstrata.reproduce.equal_cost import PRICES, AtEqualCost, at_equal_costs
 from fedstrata.reproduce.figures import HOLDS, Figure, costs_of, departures, figures_of
 from fedstrata.reproduce.minutes import DEVICES, Timing, in_words
 from fedstrata.reproduce.results import Results
@@ -27,22 +28,30 @@ SEARCHED = ("digits", "fashion-mnist")  # data on which the stages of strata wer
 def grids_of(results: Results) -> Iterator[tuple[str, Grid]]:
     """Return all that a table shows, each with its title: figures, and costs."""
     table = results.table
-    if table.figures or not table.costs:
-        yield from ((title_of(results, name), grid_of(results, name)) for name in table.metrics)
+    for name in table.metrics if table.figures or not table.costs else ():
+        unit = "rounds, less is better" if table.metrics[name].lower else "%"
+        measured, left = _parts(results, name)
+        if measured.lines:
+            yield f"{name} ({unit})", measured
+        if left.lines:
+            yield f"{name} ({unit}), as the paper prints it; not run yet", left
     yield from ((f"{name} of a run; verdicts are not about it", cost_grid_of(results, name)) for name in table.costs)
 
 
-def grid_of(results: Results, name: str) -> Grid:
-    """Return a metric of a table: as the paper prints it, as long as no run is made; then figure by figure."""
-    metric = results.table.metrics[name]
+def _parts(results: Results, name: str) -> tuple[Grid, Grid]:
+    """Return a metric of a table: figure by figure where there are runs, and as it is printed of rows without any."""
+    table, metric = results.table, results.table.metrics[name]
     figures = figures_of(results, name)
-    return _as_measured(results.table, figures, metric) if results.runs else _as_printed(results.table, figures, metric)
+    known = {own.method for own in figures if own.mean is not None}
+    rows = [row for row in table.rows if row not in known and not table.reading]  # readings run a contrast alone
+    measured = [own for own in figures if own.method in known and (own.mean is not None or own.paper is not None)]
+    return _as_measured(table, measured, metric), _as_printed(table, rows, figures, metric)
 
 
-def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
+def _as_printed(table: PaperTable, rows: list[str], figures: list[Figure], metric: Metric) -> Grid:
     named = [condition or "paper" for condition in table.conditions]
     at = {(own.method, own.setting): _write(own.paper, metric) for own in figures}
-    return Grid([["method", *named]], [[row, *(at[row, c] for c in table.conditions)] for row in table.rows])
+    return Grid([["method", *named]], [[row, *(at[row, c] for c in table.conditions)] for row in rows])
 
 
 def _as_measured(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
@@ -53,11 +62,12 @@ def _as_measured(table: PaperTable, figures: list[Figure], metric: Metric) -> Gr
         ends = "-" if own.low is None else f"{_write(own.low, metric)} to {_write(own.high, metric)}"
         apart = "-" if own.difference is None else _signed(own.difference, metric)
         ours = f"> {_rounds(table, own)}" if own.mean == math.inf else _write(own.mean, metric)
-        word = own.verdict or "-"
-        lines.append([own.setting if first else "", own.method, _write(own.paper, metric), ours, ends, apart, word])
-        best |= {(at, 6)} if own.verdict == HOLDS else set()
-    grid = Grid([["setting", "method", "paper", "ours", "95 % interval", "difference", "figure"]], lines, best)
-    return grid if table.conditions != [""] else grid.take(range(1, 7))
+        seeds, word = str(own.seeds or "-"), own.verdict or "-"
+        setting = own.setting if first else ""
+        lines.append([setting, own.method, _write(own.paper, metric), ours, seeds, ends, apart, word])
+        best |= {(at, 7)} if own.verdict == HOLDS else set()
+    grid = Grid([["setting", "method", "paper", "ours", "seeds", "95 % interval", "difference", "figure"]], lines, best)
+    return grid if table.conditions != [""] else grid.take(range(1, 8))
 
 
 def _rounds(table: PaperTable, own: Figure) -> int:
@@ -82,13 +92,6 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}" if value < 1e4 else f"{value:.3e}"
 
 
-def title_of(results: Results, name: str) -> str:
-    """Say what a grid shows."""
-    unit = "rounds, less is better" if results.table.metrics[name].lower else "%"
-    told = "" if results.runs else ", as the paper prints it; not run yet"
-    return f"{name} ({unit}){told}"
-
-
 def describe(results: Results, verdict: Verdict) -> list[str]:
     """Say the verdict and what it rests on."""
     table, contrast = results.table, verdict.contrast
@@ -96,6 +99,8 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     against = ", ".join(dict.fromkeys(b for c in table.conditions if (b := table.baseline(c)) is not None))
     named = f"{table.method} less {against if table.base else f'the strongest printed baseline ({against})'}"
     printed = "" if contrast.claimed is None else f"the paper prints {write_gain(contrast.claimed)}"
+    printed += f", {told}" if (told := _there(contrast)) else ""
+    printed += "" if (contrast.claimed or 1.0) > 0 else ", which is no gain either"
     if contrast.mean is not None:
         p = "" if contrast.p is None else f"p = {contrast.p:.2g}"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
@@ -110,8 +115,16 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     if results.outdated:
         said.append(f"{results.outdated} stored runs belong to settings that have changed, and do not count")
     if results.partial:
-        said.append(f"{results.partial} runs had only a part of the data set")
+        said.append(f"{results.partial} runs had only a part of the published data; the notes say which")
     return said
+
+
+def _there(contrast: Contrast) -> str:
+    """Say what is claimed under the conditions that have runs, where others have none yet."""
+    some, every = contrast.conditions
+    if not 0 < some < every or contrast.claimed_there is None:
+        return ""
+    return f"{write_gain(contrast.claimed_there)} in the {some} of {every} columns that have runs"
 
 
 def from_printed(results: Results) -> str:
@@ -137,6 +150,7 @@ def text_of(results: Results, verdict: Verdict, width: int = WIDTH, brief: bool 
     lines += _wrapped(f"settings: {', '.join(f'{key} = {value}' for key, value in set_by_file.items())}", width)
     for head, items in (
         ("not stated in the paper, our choice", table.not_stated),
+        ("lost in our copy of the paper, our choice", table.lost),
         ("odd in the paper", table.oddities),
         ("notes", table.notes),
         ("other readings (--reading NAME)", list(table.readings)),
@@ -169,17 +183,26 @@ def fetch_commands(table: PaperTable) -> list[str]:
 
 
 def _costs(results: Results) -> list[str]:
-    """Say what a method of ours spent beside the paper's own, and whether it was made on such data."""
+    """Say how a method of ours does at the paper's own method's price, and whether such data count."""
     table = results.table
     if table.base is None:
         return []
-    ratios = []
-    for name, title in (("client_updates", "client updates"), ("bytes", "bytes")):
-        ours, theirs = (results.cost(name, row) for row in (table.method, table.base.method))
-        ratios += [f"{ours / theirs:.2f} times the {title}"] if ours is not None and theirs else []
-    said = [f"{table.method} took {' and '.join(ratios)} of {table.base.method}"] if ratios else []
-    known = table.method == "strata" and set(table.data) <= set(SEARCHED)
-    return [*said, f"{table.method} was searched on {table.data[0]}: this does not count"] if known else said
+    said = [_at_equal_cost(found, table.method, table.base.method) for found in at_equal_costs(results)]
+    if was_searched(table):
+        said.append(f"{table.method} was searched on {' and '.join(table.data)}: this does not count")
+    return said
+
+
+def _at_equal_cost(found: AtEqualCost, ours: str, theirs: str) -> str:
+    took = f"{ours} took {found.share:.2f} times the {PRICES[found.price]} of {theirs}"
+    if found.mean is None:
+        return f"{took}, which was not evaluated early enough to compare them at as many"
+    return f"{took}; at as many: {write_contrast(found)} in the mean of the last ten evaluations, {found.word}"
+
+
+def was_searched(table: PaperTable) -> bool:
+    """Say whether a method was searched on the data of a table, which then do not count."""
+    return table.method == "strata" and set(table.data) <= set(SEARCHED)
 
 
 def state_of(results: Results) -> str:
@@ -205,13 +228,14 @@ def contrast_so_far(results: Results, contrast: Contrast) -> str:
         return "-" if results.runs else "not run yet"
     wanted = sum(map(results.table.primary, results.table.wanted()))
     there = wanted - sum(map(results.table.primary, results.missing()))
-    return f"{write_contrast(contrast)}{'' if there == wanted else f', {there} of {wanted} runs'}"
+    said = f"{write_contrast(contrast)}{'' if there == wanted else f', {there} of {wanted} runs'}"
+    return f"{said}; the paper has {told}" if (told := _there(contrast)) else said
 
 
-def write_contrast(contrast: Contrast) -> str:
+def write_contrast(found: Contrast | AtEqualCost) -> str:
     """Write our own gain with its interval."""
-    ends = "" if contrast.interval is None else " [{}, {}]".format(*map(write_gain, contrast.interval))
-    return f"{write_gain(contrast.mean or 0.0)}{ends}".replace(" points,", ",").replace(" points]", "]")
+    ends = "" if found.interval is None else " [{}, {}]".format(*map(write_gain, found.interval))
+    return f"{write_gain(found.mean or 0.0)}{ends}".replace(" points,", ",").replace(" points]", "]")
 
 
 def write_gain(value: float) -> str:

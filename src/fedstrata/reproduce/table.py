@@ -26,7 +26,6 @@ from fedstrata.reproduce.work import Work, data_set, work_of
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.prepare import make_design
 from fedstrata.runs.compare.request import ComparisonRequest
-from fedstrata.runs.compare.settings import NamedOverrides
 from fedstrata.runs.metrics import Metric
 
 PAPERS = {
@@ -37,6 +36,9 @@ PAPERS = {
     "terraform": "Terraform",
 }
 STATUS = {"A": "digits are comparable", "B": "settings were filled in", "C": "only the trend is comparable"}
+
+OWNERS = 3  # rows or conditions that are named where they have a setting in common
+MADE = ("experiment", "reading", "not_stated", "lost", "only", "base")  # not said by a file
 
 Printed = Mapping[str, Sequence[float]]  # by row; a figure a condition
 
@@ -79,6 +81,8 @@ class PaperTable:
     reading: str = ""  # the one that this table follows
     oddities: Sequence[str] = ()  # what is strange in the paper's own figures
     not_stated: Sequence[str] = ()  # lines of the file that the paper does not give
+    lost: Sequence[str] = ()  # and those that it gives, but that our copy of it has lost
+    only: Sequence[str] = ()  # the conditions that it looks at; if empty, all of the file
     base: PaperTable | None = field(default=None, repr=False)  # the table beside which a method of ours is run
 
     @cached_property
@@ -96,12 +100,9 @@ class PaperTable:
     @cached_property
     def asked(self) -> tuple[dict[str, Any], ComparisonRequest]:
         """The experiment as the file gives it, and what is compared; nothing is checked yet."""
-        if self.base is not None:
-            return self._beside(*self.base.asked)
         source, request = lay_over(self.experiment, _settings_of(self._read))
-        named = self._read.get("compare", {}).get("conditions")
-        kept = [one for one in request.conditions if named is None or one.name in named]
-        return source, replace(request, conditions=kept)
+        named = self.only or [one.name for one in request.conditions]
+        return source, replace(request, conditions=[one for one in request.conditions if one.name in named])
 
     @property
     def _read(self) -> Mapping[str, Any]:
@@ -152,12 +153,7 @@ class PaperTable:
     @cached_property
     def tiny(self) -> Design:
         """The same in two rounds on small data: to see that it runs."""
-        laid = lay_over(self.experiment, self.quick)
-        return self._design(*(laid if self.base is None else self._beside(*laid)))
-
-    def _beside(self, source: dict[str, Any], request: ComparisonRequest) -> tuple[dict[str, Any], ComparisonRequest]:
-        """Return the same experiment with one row: the method, by its name, as the file's settings have it."""
-        return source, replace(request, variants=[NamedOverrides(self.method, {"method.name": self.method})])
+        return self._design(*lay_over(self.experiment, self.quick))
 
     def _design(self, source: dict[str, Any], request: ComparisonRequest) -> Design:
         if request.tune:
@@ -185,18 +181,35 @@ class PaperTable:
         """Return the table as another reading of the paper has it; only its primary contrast is run."""
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
-        found = replace(self, id=f"{self.id} as {reading}", reading=reading)
         compare = self.readings[reading].get("compare", {})
-        at = [self.conditions.index(name) for name in compare.get("conditions", self.conditions)]
+        found = self._under(compare.get("conditions", self.conditions))._with_own(compare.get("method", self.method))
+        found = replace(found, id=f"{self.id} as {reading}", reading=reading)
+        if (other := compare.get("metric", self.metric)) == self.metric:
+            return found
+        figures, deviations = (
+            {other: by[self.metric]} if self.metric in by else {} for by in (found.figures, found.deviations)
+        )
+        return replace(found, figures=figures, deviations=deviations)
+
+    def _under(self, conditions: Sequence[str]) -> PaperTable:
+        """Return the table under some of its conditions alone."""
+        at = [self.conditions.index(name) for name in conditions]
         figures, deviations, costs = (
             {metric: {row: [values[i] for i in at] for row, values in rows.items()} for metric, rows in by.items()}
             for by in (self.figures, self.deviations, self.costs)
         )
-        if (other := compare.get("metric", self.metric)) != self.metric:
-            figures, deviations = (
-                {other: by[self.metric]} if self.metric in by else {} for by in (figures, deviations)
-            )
-        return replace(found, figures=figures, deviations=deviations, costs=costs)
+        return replace(self, only=tuple(conditions), figures=figures, deviations=deviations, costs=costs)
+
+    def _with_own(self, method: str) -> PaperTable:
+        """Return the table with another row as the paper's own method, to which then belongs what was printed of it."""
+        if method not in self.rows:
+            raise unknown_name("compare.method", method, self.rows)
+        name = {self.method: method}
+        figures, deviations, costs = (
+            {metric: {name.get(row, row): own for row, own in rows.items()} for metric, rows in by.items()}
+            for by in (self.figures, self.deviations, self.costs)
+        )
+        return replace(self, method=method, figures=figures, deviations=deviations, costs=costs)
 
     @property
     def file_id(self) -> str:
@@ -213,16 +226,27 @@ class PaperTable:
         """The id under which its runs are kept: that of the first reading with the same settings."""
         if self.base is not None:
             return self.id
-        settings = _settings_of(self._read)
-        first = next((name for name, read in self.readings.items() if _settings_of(read) == settings), "")
+        settings = _runs_of(self._read)
+        first = next((name for name, read in self.readings.items() if _runs_of(read) == settings), "")
         return f"{self.file_id} as {first}" if settings else self.file_id
 
     def beside(self, method: str) -> PaperTable:
         """Return a table with one row, a method that the paper does not have, against the paper's own method."""
         if method in self.rows:
             raise RequestError(f'with = "{method}" is a row of {self.id} already')
-        name = f"{self.id} with {method}"
-        found = replace(self, id=name, method=method, baselines=[self.method], base=self, readings={})
+        if not self.contrasted:
+            raise RequestError(f"{self.id} holds no method against others, so {method} has no place beside it")
+        compare = {key: value for key, value in self.experiment["compare"].items() if key not in ("methods", "variant")}
+        own = {**compare, "variant": [{"name": method, "method": {"name": method}}]}
+        found = replace(
+            self._under(self.contrasted),  # elsewhere the paper's own method has fewer seeds
+            id=f"{self.id} with {method}",
+            method=method,
+            baselines=[self.method],
+            experiment={**self.experiment, "compare": own},
+            readings={},
+            base=self,
+        )
         _ = found.design  # which checks that there is such a method, and that it fits
         return found
 
@@ -256,10 +280,15 @@ class PaperTable:
             return next(iter(self.baselines or ()), None)
         return (min if self.metrics[self.metric].lower else max)(known, key=lambda row: known[row])
 
+    @property
+    def contrasted(self) -> list[str]:
+        """The conditions under which the paper's own method is held against another."""
+        return [condition for condition, baseline in self._baselines.items() if baseline is not None]
+
     def primary(self, wanted: Wanted) -> bool:
         """Say whether a run belongs to the primary contrast: where nothing is printed, there is nothing to contrast."""
         baseline = self.baseline(wanted.condition)
-        if baseline is None and any(self._baselines.values()):
+        if baseline is None and self.contrasted:
             return False
         return wanted.method in (self.method, baseline)
 
@@ -297,6 +326,12 @@ def _settings_of(reading: Mapping[str, Any]) -> dict[str, Any]:
     return {section: own for section, own in reading.items() if section != "compare"}
 
 
+def _runs_of(reading: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides which runs a reading needs: another method of the paper's needs more seeds of its row."""
+    method = reading.get("compare", {}).get("method")
+    return _settings_of(reading) | ({} if method is None else {"compare.method": method})
+
+
 @cache
 def all_tables() -> dict[str, PaperTable]:
     """Return every table by its id, in the order in which they are reproduced."""
@@ -317,24 +352,43 @@ def read_table(text: str) -> PaperTable:
     """Read a file."""
     experiment = tomllib.loads(text)
     said = experiment.pop("paper")
+    allowed = PaperTable.__dataclass_fields__.keys() - set(MADE)
     for key in said:
-        if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading", "not_stated", "base"):
-            raise unknown_option(f"paper.{key}", key, set(PaperTable.__dataclass_fields__))
-    return PaperTable(**said, experiment=experiment, not_stated=_marked(text))
+        if key not in allowed:
+            raise unknown_option(f"paper.{key}", key, allowed)
+    return PaperTable(**said, experiment=experiment, not_stated=_marked(text), lost=_marked(text, " in our copy"))
 
 
-def _marked(text: str) -> list[str]:
-    """Return the settings of a file of which a comment says that the paper does not state them, each once."""
-    section, found = "", list[str]()
+def _marked(text: str, where: str = "") -> list[str]:
+    """Return the settings of a file of which a comment says that the paper does not state them, each once.
+
+    With `where`, those that only our copy of the paper does not have. Settings of a row or a condition have its name.
+    """
+    section, owner, found = "", "", list[str]()
     for line in text.splitlines():
         setting, mark, comment = (part.strip() for part in line.partition("#"))
         if setting.startswith("["):
-            section = setting.strip("[]").removeprefix("compare.").replace("variant", "").replace("condition", "")
-        elif mark and "not stated" in comment:
-            why = re.sub(r"^not stated( in our copy)?[:;]? ?", "", comment)
-            key = f"{section}.{setting}".lstrip(".") if setting else ""
-            found.append(f"{key}{f' ({why})' if why else ''}" if key else why)
-    return [" ".join(one.split()) for one in dict.fromkeys(found)]
+            section, owner = setting.strip("[]"), ""
+        elif setting.startswith("name = ") and section in ("compare.variant", "compare.condition"):
+            owner = f"{setting.removeprefix('name = ').strip(chr(34))}: "
+        told = re.fullmatch(r"(.*?)not stated( in our copy)?[:;]? ?(.*)", comment) if mark else None
+        if told is None or setting.startswith("[") or (told[2] or "") != where:
+            continue
+        why = comment if told[1] else told[3]
+        key = setting if section.startswith("compare.") else f"{section}.{setting}".lstrip(".")
+        found.append(f"{owner}{key}{f' ({why})' if why else ''}" if setting else why)
+    return _each_once(found)
+
+
+def _each_once(settings: Sequence[str]) -> list[str]:
+    """Leave out owners of what all that it is set for have in common."""
+    owners: dict[str, list[str]] = {}
+    for one in settings:
+        owner, colon, rest = one.partition(": ")
+        named = bool(colon) and " = " not in owner
+        owners.setdefault(" ".join((rest if named else one).split()), []).append(owner if named else "")
+    few = {said: " / ".join(own) for said, own in owners.items() if all(own) and len(own) <= OWNERS}
+    return [f"{few[said]}: {said}" if said in few else said for said in owners]
 
 
 def _texts() -> Iterator[str]:

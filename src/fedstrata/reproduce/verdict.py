@@ -4,7 +4,8 @@
   larger of 1 point and 2 of the paper's standard deviations of it.
 * *holds in order*: the primary contrast, the paper's method less its strongest printed baseline, paired over at least
   six seeds in every condition, is above 0 with p < 0.05: a sign-flip test over all pairs, corrected by Holm for the
-  primary contrasts of all tables of the paper.
+  primary contrasts of all tables of the paper. Those that were not run yet count as p = 1; a reading stands in the
+  place of its table.
 * *holds in order, not in size*: likewise, but the upper end of the paired interval is below half the gain that the
   paper prints.
 * *does not hold*: neither, and the upper end of the paired interval is below 0, or below half the gain that the paper
@@ -46,6 +47,8 @@ class Contrast:
     claimed: float | None  # the gain that the paper prints, in the mean over conditions
     seeds: int  # pairs, in the condition that has the fewest
     wanted: int
+    conditions: tuple[int, int] = (0, 0)  # how many have pairs, of how many
+    claimed_there: float | None = None  # the gain that the paper prints under those that have
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,28 @@ class Verdict:
 def judge(results: Mapping[str, Results]) -> dict[str, Verdict]:
     """Judge the tables of one paper together, by id."""
     contrasts = {name: contrast(own) for name, own in results.items()}
-    whole = {name: c for name, c in contrasts.items() if c.seeds >= SEEDS and results[name].table.base is None}
-    corrected = dict(zip(whole, holm([c.p for c in whole.values()]), strict=True))
-    return {
-        name: Verdict(_word(results[name], c, corrected.get(name)), c, corrected.get(name))
-        for name, c in contrasts.items()
+    family = {
+        own.table.id: 1.0 if (p := _whole_p(contrasts[name])) is None else p
+        for name, own in results.items()
+        if not own.table.reading and own.table.base is None and own.table.contrasted
     }
+    verdicts = {}
+    for name, own in results.items():
+        p = None if own.table.base is not None else _whole_p(contrasts[name])
+        corrected = None if p is None else holm_among(p, {**family, own.table.file_id: p})
+        verdicts[name] = Verdict(_word(own, contrasts[name], corrected), contrasts[name], corrected)
+    return verdicts
+
+
+def _whole_p(c: Contrast) -> float | None:
+    """Return the p of a contrast that has all its seeds."""
+    return c.p if c.seeds >= SEEDS else None
+
+
+def holm_among(p: float, family: Mapping[str, float]) -> float | None:
+    """Correct one of the p-values of a family."""
+    ps = list(family.values())
+    return holm(ps)[ps.index(p)]  # equal ones are corrected alike
 
 
 def contrast(results: Results) -> Contrast:
@@ -74,6 +93,7 @@ def contrast(results: Results) -> Contrast:
     metric = table.metrics[name]
     sign = -1.0 if metric.lower else 1.0
     ours, theirs, claimed, seeds = list[float](), list[float](), list[float](), list[int]()
+    there = list[float]()  # what is claimed where there are pairs
     for condition in table.conditions:
         baseline = table.baseline(condition)
         if baseline is None:
@@ -85,17 +105,29 @@ def contrast(results: Results) -> Contrast:
         theirs += [sign * other[seed] for seed in both]
         gain = sign * (table.figure(name, table.method, condition) - table.figure(name, baseline, condition))
         claimed.append(gain)
-    found: dict[str, Any] = difference(ours, theirs) if ours else {"mean": None, "interval": None, "p": None}
-    ends = found["interval"]
-    known = [gain for gain in claimed if math.isfinite(gain)]
+        there += [gain] if both else []
+    found: dict[str, Any] = difference(ours, theirs) if ours else {"mean": None}
+    tested = max(seeds, default=0) > 1  # several conditions with a seed each tell how they differ, not how sure it is
     return Contrast(
         found["mean"],
-        None if ends is None else (ends[0], ends[1]),
-        found["p"],
-        sum(known) / len(known) if known else None,
+        _ends(found["interval"]) if tested else None,
+        found["p"] if tested else None,
+        _mean(claimed),
         min(seeds, default=0),
         max(table.seeds, SEEDS),
+        (sum(pairs > 0 for pairs in seeds), len(seeds)),
+        _mean(there),
     )
+
+
+def _ends(interval: list[float] | None) -> tuple[float, float] | None:
+    return None if interval is None else (interval[0], interval[1])
+
+
+def _mean(gains: list[float]) -> float | None:
+    """Return the mean of those that are known and finite."""
+    known = [gain for gain in gains if math.isfinite(gain)]
+    return sum(known) / len(known) if known else None
 
 
 def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
@@ -103,7 +135,7 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
         return OTHER
     table = results.table
     if table.base is not None:
-        return _beside(c)
+        return beside_word(c.interval, c.seeds)
     against = {at: table.baseline(at) for at in table.conditions}
     rows = [(row, at) for at, baseline in against.items() for row in (table.method, baseline) if row is not None]
     same = all(figure_of(results, table.metric, row, at).verdict == HOLDS for row, at in rows)
@@ -120,10 +152,16 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     return FAILS if upper < 0 or small else OPEN
 
 
-def _beside(c: Contrast) -> str:
-    if c.seeds < SEEDS or c.interval is None:
+def beside_word(interval: tuple[float, float] | None, seeds: int) -> str:
+    """Say how a method of ours does against the paper's own, by the interval of their difference."""
+    if seeds < SEEDS or interval is None:
         return OPEN
-    lower, upper = c.interval
+    lower, upper = interval
     if lower > -POINT:
         return BETTER if lower > 0 else NOT_INFERIOR
     return WORSE if upper < 0 else OPEN
+
+
+def passes(word: str) -> bool:
+    """Whether a method of ours is better than the paper's own, or not inferior."""
+    return word in (BETTER, NOT_INFERIOR)

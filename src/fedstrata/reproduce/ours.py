@@ -1,0 +1,36 @@
+"""Our own method on the papers' tables, beside the paper's own: by the table's figure, and at the same price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fedstrata.reproduce.equal_cost import PRICES, at_equal_costs
+from fedstrata.reproduce.overview import Judged
+from fedstrata.reproduce.show import contrast_so_far, was_searched, write_contrast
+from fedstrata.reproduce.table import PAPERS
+from fedstrata.reproduce.verdict import passes
+
+OURS = "strata"
+
+
+def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
+    """Tell in Markdown how it does on each table that it was run on, and on how many papers it is not behind."""
+    found = [own for own in judged.values() if own.results.table.base is not None and own.results.table.method == OURS]
+    if not found:
+        yield f"It was not run on any of their tables yet: `fedstrata reproduce run ID --with {OURS}`."
+        return
+    yield "Each line is one table with the paper's settings. *At as many* cuts the run that took more where it had"
+    yield "spent what the other took, and compares the mean of the last ten evaluations until then.\n"
+    prices = " | ".join(f"at as many {name}" for name in PRICES.values())
+    yield f"| table | against | by the table's figure | {prices} | counts |\n|---|---|---|---|---|---|"
+    won = dict.fromkeys(PAPERS, False)
+    for own in found:
+        table, costs = own.results.table, list(at_equal_costs(own.results))
+        counts = not was_searched(table)
+        cells = [f"{contrast_so_far(own.results, own.verdict.contrast)}: {own.verdict.word}"]
+        cells += [f"{'-' if one.mean is None else write_contrast(one)}: {one.word}" for one in costs]
+        against = table.base.method if table.base is not None else ""
+        yield f"| {' | '.join((table.file_id, against, *cells, 'yes' if counts else 'no'))} |"
+        won[table.paper] |= counts and all(map(passes, (own.verdict.word, *(one.word for one in costs))))
+    yield "\nBetter or not inferior in all three ways, on data that it was not searched on: on the tables of"
+    yield f"{sum(won.values())} of {len(won)} papers.\n"
