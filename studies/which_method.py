@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstrata.inspection.measured import leaves
 from studies._grid import CONDITIONS, Row, read, run_missing, wrapped
+from studies._papers import SAID, in_the_papers_tables
 from studies._rules import Case, advised, cases, fit
 
 STUDY = "which-method"
@@ -126,6 +127,8 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         told(fit(known, PLAIN_ONES)),
         f"\n## What following the rules loses\n\n{REGRET_SAID}",
         regrets(known),
+        f"\n## In the papers' tables\n\n{SAID}",
+        in_the_papers_tables(),
     ]
     return wrapped("\n".join(parts) + "\n")
 
