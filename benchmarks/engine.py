@@ -6,6 +6,8 @@ network on the same samples of as many clients, by plain FedAvg without evaluati
 time; a round's time is the median of the rounds after the second, and the ratio to ours beside it counts, the median
 over turns.
 
+Before all that: what a newcomer waits for, `fedstrata run` as it is, until its first round and until its end.
+
 What is not their default, or not common, but may suit them better is measured beside it, for information: one core a
 client for Flower, and with images, where that helps, all cores for the other two.
 """
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._command import import_torch, run_command
 from benchmarks._rows import row
 from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import CLASSES, Job
@@ -34,6 +37,7 @@ from fedstrata.core.threads import cores
 TURNS, WARM = 3, 2  # turns of everybody, and rounds of each that do not count
 HERE = Path(__file__).parents[1]
 SOONER = 5.0  # our first round against Flower's
+SOON = 3.5  # seconds until the first round of the command as it is
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def versions() -> dict[str, str]:
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return seconds of our rounds, and ratios of the others to them; quickly, of the naive loop only."""
-    rows = []
+    rows = list(_as_it_is(1 if quick else TURNS))
     for workload in QUICK if quick else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
             job = replace(workload.job, data=str(Path(folder) / "samples.npz"), cores=cores())
@@ -80,6 +84,15 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
             turns = _in_turn(job, workload.others, 1 if quick else TURNS, () if quick else PINS)
             rows += list(_rows(workload, turns))
     return rows
+
+
+def _as_it_is(turns: int) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        taken = [run_command(Path(folder) / str(turn), "run", {}) for turn in range(turns)]
+    first = median(one.first or one.seconds for one in taken)
+    yield row("`fedstrata run`: first round after the command", first, "s", at_most=SOON)
+    yield row("`fedstrata run`: the whole command", median(one.seconds for one in taken), "s")
+    yield row("import torch, alone", median(import_torch() for _ in range(turns)), "s")
 
 
 def _write(job: Job, shape: tuple[int, ...]) -> None:

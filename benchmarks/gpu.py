@@ -19,15 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks._command import import_torch, run_command
 from benchmarks._rows import row
-from fedstrata.core.errors import FedstrataError
 from fedstrata.data import store
 from fedstrata.runs.training import describe_experiment
 
@@ -62,14 +61,6 @@ METHODS = "fedavg,fedprox,scaffold,feddyn,moon,fednova,fedadam,fedyogi,fedlc,fed
 COMPARED = 40  # rounds of each cell
 
 
-@dataclass(frozen=True)
-class Taken:
-    """What a command took."""
-
-    seconds: float
-    first: float | None  # until the first round was over
-
-
 def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return ratios of whole commands."""
     if not torch.cuda.is_available():
@@ -82,19 +73,19 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
 def _real(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:
     if "fashion-mnist" in store.names():
         asked = FASHION | {"train.rounds": rounds}
-        ours = _command(folder / "fedavg", "run", asked | {"method.name": "fedavg"})
+        ours = run_command(folder / "fedavg", "run", asked | {"method.name": "fedavg"})
         naive = _naive(folder / "naive.toml", asked)
         yield row("fashion-mnist, CNN tf32: a run of ours", ours.seconds, "s")
         yield row("fashion-mnist, CNN tf32: the naive loop", naive / ours.seconds, "x ours", at_least=8.0)
         yield row("fashion-mnist, CNN tf32: first round after the command", ours.first, "s", at_most=5.0)
-        yield row("import torch, alone", _imported(), "s")
+        yield row("import torch, alone", import_torch(), "s")
         for method in STATEFUL:
-            other = _command(folder / method, "run", asked | {"method.name": method})
+            other = run_command(folder / method, "run", asked | {"method.name": method})
             yield row(f"fashion-mnist, {method} against fedavg", other.seconds / ours.seconds, "x", at_most=1.4)
-        cells = _command(folder / "cells", "compare", asked | {"train.rounds": compared}, METHODS)
+        cells = run_command(folder / "cells", "compare", asked | {"train.rounds": compared}, METHODS)
         yield row(f"fashion-mnist, 14 methods x 2 seeds x {compared} rounds", cells.seconds, "s", at_most=180.0)
         asked = STRATIFY | {"train.rounds": rounds}
-        ours, plain = _command(folder / "stratify", "run", asked), _naive(folder / "stratify.toml", asked)
+        ours, plain = run_command(folder / "stratify", "run", asked), _naive(folder / "stratify.toml", asked)
         yield row(
             f"fashion-mnist, Stratify batch, {asked['train.rounds']} epochs: a plain loop over pooled batches",
             plain / ours.seconds,
@@ -105,7 +96,7 @@ def _real(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:
         yield row("fashion-mnist, CNN tf32: the naive loop", None, "x ours", at_least=8.0)
     if "cifar10" in store.names():
         asked = CIFAR | {"train.rounds": max(rounds // 3, 5)}
-        ours = _command(folder / "cifar", "run", asked)
+        ours = run_command(folder / "cifar", "run", asked)
         naive = _naive(folder / "cifar.toml", asked)
         yield row("cifar10, ResNet-18 GN bf16, crop and flip: a run of ours", ours.seconds, "s")
         yield row(
@@ -113,32 +104,6 @@ def _real(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:
         )
     else:
         yield row("cifar10, ResNet-18 GN bf16, crop and flip: the naive loop", None, "x ours", at_least=4.0)
-
-
-def _command(out: Path, verb: str, asked: Mapping[str, Any], methods: str | None = None) -> Taken:
-    """Run a command of ours, and see when its first round is over."""
-    settings = [part for key, value in asked.items() for part in ("--set", f"{key}={_toml(value)}")]
-    several = ["--methods", methods, "--seeds", "2"] if methods else []
-    began, first, events = time.perf_counter(), None, out / "events.jsonl"
-    command = [sys.executable, "-m", "fedstrata", verb, *several, *settings, "--out", str(out), "--quiet"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        if first is None and events.exists() and '"event": "round"' in events.read_text():
-            first = time.perf_counter() - began
-        time.sleep(0.01)
-    if process.returncode:
-        raise FedstrataError(f"{' '.join(command)} ended with exit code {process.returncode}")
-    return Taken(time.perf_counter() - began, first)
-
-
-def _imported() -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    return time.perf_counter() - began
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 def _naive(path: Path, asked: Mapping[str, Any]) -> float:
