@@ -18,7 +18,8 @@ from fedstrata.client.pure_step import step_tensors
 from fedstrata.client.trainer import Trainer
 from fedstrata.core import registry
 from fedstrata.engines.local import compiled_step
-from fedstrata.engines.local.compiled_step import Compiler, compile_step, distance, put_channels_last, trace_step
+from fedstrata.engines.local.both_ways import TOLERANCES, compare, wrong_tensor
+from fedstrata.engines.local.compiled_step import Compiler, compile_step, put_channels_last, trace_step
 from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.gpu import MPS_PIPES
 from fedstrata.engines.local.start import LocalEngineOptions
@@ -44,7 +45,8 @@ def trainer_of(model="mlp", shape=None, module=None, half=False, **asked):
     x, y = rng.standard_normal((samples, *shape)), np.arange(samples) % 3
     federation = Federation.from_arrays(x, y, 2, partition=Iid(), test=(x, y))
     asked = {f"{key.replace('__', '.')}": value for key, value in asked.items()}
-    asked |= {"train.batch_size": SIZE, "engine.precision": "fp64"} | ({} if module else {"model.name": model})
+    usual = {"train.batch_size": SIZE, "engine.precision": "fp64"} | ({} if module else {"model.name": model})
+    asked = usual | asked
     work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
     local = replace(work.plan.local, half=half)
     trainer = Trainer(local, federation.train.x, federation.train.y, samples, pad=True)
@@ -61,11 +63,18 @@ def apart(trainer, make=None):
     tensors, before = step_tensors(trainer), [t.clone() for t in trainer.state]
     if make is None:
         graph = trace_step(trainer, tensors, SIZE)
-        far = distance(trainer, tensors, lambda tensors: graph(*tensors), SIZE)
+        far = distance(trainer, lambda tensors: graph(*tensors))
     else:
-        far = distance(trainer, tensors, make(trainer, tensors, SIZE), SIZE)
+        far = distance(trainer, make(trainer, tensors, SIZE))
     assert all(map(torch.equal, before, trainer.state))  # what is tried is taken back
     return far
+
+
+def distance(trainer, run):
+    """Return how far a step is from the plain one; no tensor of it may be wrong."""
+    compared = compare(trainer, step_tensors(trainer), run, SIZE, TOLERANCES["fp64"])
+    assert compared.wrong is None
+    return compared.apart
 
 
 @pytest.mark.parametrize("model", [pytest.param(m, marks=[pytest.mark.extended] if m in LARGE else []) for m in MODELS])
@@ -115,7 +124,7 @@ def test_convolutions_have_their_channels_last_and_the_step_is_the_same(model, n
                 laid.append(not wide or all(i.is_contiguous(memory_format=torch.channels_last) for i in images))
             return super().call_function(target, args, kwargs)
 
-    assert distance(trainer, tensors, lambda tensors: Watch(graph).run(*tensors), SIZE) < 1e-9
+    assert distance(trainer, lambda tensors: Watch(graph).run(*tensors)) < 1e-9
     assert laid
     assert all(laid)
 
@@ -193,6 +202,134 @@ def test_another_process_finds_what_was_compiled(folder, monkeypatch):
     assert not counters["inductor"]["fxgraph_cache_miss"]
 
 
+# ---- what a compiler may get wrong -----------------------------------------------------------------------------------
+
+
+def differing(trainer, differ):
+    """Return a step like the plain one, after which `differ` gets gradient, change and what the weights were."""
+
+    def run(tensors):
+        before = trainer.buf.w.clone()
+        trainer.step(SIZE)
+        moved = trainer.buf.w - before
+        differ(trainer.buf.g, moved)
+        trainer.buf.w.copy_(before + moved)
+
+    return run
+
+
+def compared(trainer, run, precision):
+    return compare(trainer, step_tensors(trainer), run, SIZE, TOLERANCES[precision])
+
+
+def stepped(trainer):
+    """Return the weights that a step begins with, its gradient, and how it moves the weights."""
+    before = [t.clone() for t in trainer.state]
+    trainer.step(SIZE)
+    weights, gradient = before[0], trainer.buf.g.clone()
+    moved = trainer.buf.w - weights
+    for now, old in zip(trainer.state, before, strict=True):
+        now.copy_(old)
+    return weights, gradient, moved
+
+
+def share(part, gradient):
+    """Return how large the gradient of a tensor is beside that of all, as root mean squares."""
+    return float(part.of(gradient).square().mean().sqrt() / gradient.square().mean().sqrt())
+
+
+BLUNDERS = {
+    "is zero": lambda t: t.zero_(),
+    "has a cosine of -1.00 with it": lambda t: t.neg_(),
+    "is not finite": lambda t: t[(0,) * t.ndim].fill_(torch.nan),
+}
+DEEP = ("resnet9", "bn"), ("resnet9", "gn"), ("resnet20", None)
+WRONG_IN = [
+    *(("lenet5", None), ("cnn-mcmahan", None), ("cnn-stratify", "none"), ("mlp", "none"), ("har-cnn1d", None)),
+    *(pytest.param(model, norm, marks=pytest.mark.extended) for model, norm in DEEP),
+]
+
+
+@pytest.mark.parametrize(("model", "norm"), WRONG_IN)
+def test_every_tensor_that_comes_out_wrong_is_named(model, norm):
+    trainer, drowned = trainer_of(model, **({"model__norm": norm} if norm else {})), 0
+    weights, gradient, moved = stepped(trainer)
+    for part in trainer.space.params:
+        assert share(part, gradient) > TOLERANCES["bf16"].faint  # at the start of a training none is rounding alone
+        for said, blunder in BLUNDERS.items():
+            wrong, gone = gradient.clone(), moved.clone()
+            blunder(part.of(wrong))
+            blunder(part.of(gone))
+            for tolerance in TOLERANCES["fp32"], TOLERANCES["bf16"]:
+                found = wrong_tensor(trainer.space, weights, (gradient, wrong), (moved, gone), tolerance)
+                assert found == f"the gradient of {part.name} {said}"
+                found = wrong_tensor(trainer.space, weights, (gradient, gradient), (moved, gone), tolerance)
+                assert found == f"the change of {part.name} {said}"
+            drowned += said == "is zero" and float((wrong - gradient).norm() / gradient.norm()) < 0.25
+    assert drowned or model == "mlp"  # over all weights together some would not be noticed
+
+
+def test_a_step_is_refused_for_one_tensor():
+    trainer = trainer_of("lenet5")
+    bias = trainer.space.params[1]
+
+    def differ(gradient, moved):
+        bias.of(gradient).zero_()
+        bias.of(moved).zero_()
+
+    before = [t.clone() for t in trainer.state]
+    found = compared(trainer, differing(trainer, differ), "bf16")
+    assert found.wrong == "the gradient of conv1.bias is zero"
+    assert found.apart < 0.25
+    assert all(map(torch.equal, before, trainer.state))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_what_is_rounding_alone_may_be_rounded_otherwise(precision):
+    trainer = trainer_of("mlp", model__norm="batch", engine__precision="fp32")
+    (bias,) = (part for part in trainer.space.params if part.name == "layer0.bias")  # the norm takes it away again
+    weights, gradient, moved = stepped(trainer)
+    assert 0 < share(bias, gradient) < TOLERANCES[precision].faint
+    other, gone = gradient.clone(), moved.clone()
+    bias.of(other).neg_()
+    bias.of(gone).neg_()
+    assert wrong_tensor(trainer.space, weights, (gradient, other), (moved, gone), TOLERANCES[precision]) is None
+    bias.of(other).fill_(0.1)  # what ought to be rounding, and is not
+    found = wrong_tensor(trainer.space, weights, (gradient, other), (moved, gone), TOLERANCES[precision])
+    assert found is not None
+    assert found.startswith("the gradient of layer0.bias has a cosine")
+
+
+ROUNDED = [
+    *(("lenet5", {}), ("cnn-mcmahan", {}), ("cnn-stratify", {}), ("mlp", {"model__norm": "batch"}), ("har-cnn1d", {})),
+    *(("lenet5", {"train__optimizer": "adam"}), ("cnn-mcmahan", {"train__optimizer": "adam"})),
+    pytest.param("resnet9", {}, marks=pytest.mark.extended),
+]
+
+
+@pytest.mark.parametrize(("model", "asked"), ROUNDED)
+def test_rounding_to_bf16_is_no_mistake(model, asked):
+    trainer = trainer_of(model, engine__precision="fp32", **asked)
+
+    def run(tensors):
+        trainer.network._half = True
+        trainer.step(SIZE)
+        trainer.network._half = False
+
+    found = compared(trainer, run, "bf16")
+    assert found.wrong is None
+    assert 1e-4 < found.apart <= TOLERANCES["bf16"].apart
+    found = compared(trainer, run, "fp32")
+    assert found.wrong or found.apart > TOLERANCES["fp32"].apart
+
+
+def test_gradients_rounded_to_bf16_are_near_enough_for_tf32():
+    trainer = trainer_of("cnn-mcmahan")
+    found = compared(trainer, differing(trainer, lambda gradient, _: gradient.copy_(gradient.bfloat16())), "tf32")
+    assert found.wrong is None
+    assert 0 < found.apart < 0.01
+
+
 # ---- what is not compiled --------------------------------------------------------------------------------------------
 
 
@@ -233,11 +370,28 @@ def refuse(*_):
 
 
 def forget_gradients(trainer, *_):
-    return lambda tensors: trainer.buf.t.add_(1)
+    def run(tensors):
+        trainer.buf.g.zero_()
+        trainer.buf.t.add_(1)
+
+    return run
+
+
+def fail_half_way(trainer, *_):
+    def run(tensors):
+        trainer.step(SIZE)
+        raise RuntimeError("no such kernel")
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("make", "why"), [(refuse, "RuntimeError: no such kernel"), (forget_gradients, "differs from the plain one")]
+    ("make", "why"),
+    [
+        (refuse, "RuntimeError: no such kernel"),
+        (fail_half_way, "RuntimeError: no such kernel"),
+        (forget_gradients, "differs from the plain one: the gradient of layer0.weight is zero"),
+    ],
 )
 def test_what_fails_or_differs_is_taken_as_it_is_and_said_once(make, why, monkeypatch):
     one, other, said = trainer_of(), trainer_of(), []

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,13 @@ from fedstrata.client.pure_step import pure_step, step_tensors
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.data import store
+from fedstrata.engines.local.both_ways import TOLERANCES, compare, taken_back
 
 aten = torch.ops.aten
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# How far two ways to compute a step may be apart: rounding is, of few bits, a tenth of a gradient; a blunder is all.
-NEAR = {"fp64": 1e-9, "fp32": 0.02, "tf32": 0.25, "bf16": 0.25}
 CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}  # images among their arguments
 WIDE = 16  # channels from which on they are better last
 TENSOR_CORES = ("tf32", "bf16")  # precisions that they compute in
-CHECKED = 2  # steps that are taken both ways
 _COMPILED: dict[str, Any] = {}  # in this process, by what it is made of: the runs of a comparison share it
 Step = Callable[[int, bool], None]
 Run = Callable[[Sequence[Tensor]], Any]
@@ -43,7 +40,7 @@ class Compiler:
     """Compiles the steps of a pool's workers; `give_up` hears why one could not be."""
 
     def __init__(self, local: ClientPlan, precision: str, give_up: Callable[[str], None]):
-        self._near, self._give_up, self.channels_last = NEAR[precision], give_up, precision in TENSOR_CORES
+        self._tolerance, self._give_up, self.channels_last = TOLERANCES[precision], give_up, precision in TENSOR_CORES
         self._made: dict[tuple[object, ...], Run | None] = {}  # None: it is taken as it is
         self.apart = 0.0  # how far the last one was from the plain step
         self._folder = Path(os.environ.get(FOLDER) or store.folder() / ".compiled")
@@ -74,13 +71,15 @@ class Compiler:
         os.environ[FOLDER] = str(self._folder)
         try:
             run = compile_step(trainer, tensors, width, self.channels_last)
-            self.apart = distance(trainer, tensors, run, width)
-            if self.apart <= self._near:
+            compared = compare(trainer, tensors, run, width, self._tolerance)
+            self.apart = compared.apart
+            if self.apart <= self._tolerance.apart and compared.wrong is None:
                 with suppress(OSError):  # only a later guess depends on it
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._mark.touch()
                 return run
-            why = f"compiled, the step differs from the plain one by {self.apart:.1e} of what it changes"
+            how = compared.wrong or f"by {self.apart:.1e} of what it changes"
+            why = f"compiled, the step differs from the plain one: {how}"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler may fail in any way
@@ -128,10 +127,8 @@ def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int) -> torch
         pure_step(trainer, tensors, width)
         return ()
 
-    before = [t.clone() for t in trainer.state]
-    with enable_python_dispatcher():  # so that a GPU's batch norm is one that the compiler knows
+    with taken_back(trainer), enable_python_dispatcher():  # so that a GPU's batch norm is one that the compiler knows
         graph = make_fx(step)(*tensors)
-    _put_back(trainer, before)
     _check(graph, tensors)
     return graph
 
@@ -171,31 +168,3 @@ def _held(graph: torch.fx.GraphModule) -> list[Tensor]:
     """Return the tensors that a step uses and nobody gives it."""
     held = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
     return [t for t in held if isinstance(t, Tensor)]
-
-
-def distance(trainer: Trainer, tensors: Sequence[Tensor], run: Run, width: int) -> float:
-    """Take steps both ways from where a trainer is; give how far what they change is apart, over how far it moved."""
-    buf, apart = trainer.buf, [0.0]
-    before = [t.clone() for t in trainer.state]
-    for _ in range(CHECKED):
-        if int(buf.t) >= len(buf.weight) or not buf.weight[int(buf.t)].any():  # no batch is left
-            break
-        start = [t.clone() for t in trainer.state]
-        trainer.step(width)
-        plain = [t.clone() for t in trainer.state]
-        _put_back(trainer, start)
-        run(tensors)
-        for now, old, other in zip(trainer.state, start, plain, strict=True):
-            if now.is_floating_point() and now.numel():
-                # What a step hardly moves is compared with what it is: rounding is all that is left of it.
-                moved = max(float((other - old).norm()), 1e-3 * float(other.norm()), 1e-30)
-                apart.append(float((now - other).norm()) / moved)
-            elif not torch.equal(now, other):
-                apart.append(inf)
-    _put_back(trainer, before)
-    return max(apart) if all(map(isfinite, apart)) else inf
-
-
-def _put_back(trainer: Trainer, before: Sequence[Tensor]) -> None:
-    for now, old in zip(trainer.state, before, strict=True):
-        now.copy_(old)
