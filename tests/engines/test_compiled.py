@@ -431,5 +431,24 @@ def test_workers_share_what_is_compiled_and_it_is_remembered(monkeypatch):
 
 def test_on_a_cpu_nothing_is_compiled_and_that_is_said(tmp_path):
     run = train(overrides={"engine.compile": True, "engine.device": "cpu", "train.rounds": 1}, out=tmp_path / "run")
-    said = [e["wall"].get("remark") for e in run.events() if e["event"] == "engine"]
-    assert any("for GPUs alone" in text for text in said if text)
+    told = [e["wall"] for e in run.events() if e["event"] == "engine"]
+    assert any("for GPUs alone" in wall["remark"] for wall in told if wall["remark"])
+    assert [wall["compiled"] for wall in told if "compiled" in wall] == [False]
+
+
+@pytest.mark.parametrize(("graphs", "together", "why"), [(False, False, "cuda_graphs"), (True, True, "vmap")])
+def test_what_was_asked_for_and_is_not_compiled_is_told(graphs, together, why):
+    said, trainer = [], trainer_of()
+    options = LocalEngineOptions(compile=True, cuda_graphs=graphs)
+    assert options._compiler(trainer.local, Guess(1, 1.0, 1.0, 1.0), together, said.append) is None
+    assert len(said) == 1
+    assert why in said[0]
+
+
+def test_a_run_whose_compiled_step_is_refused_says_that_it_is_not_compiled(monkeypatch):
+    said, trainer = {}, trainer_of()
+    monkeypatch.setattr(compiled_step, "compile_step", forget_gradients)
+    options = LocalEngineOptions(compile=True, precision="fp64")
+    compiler = options._compiler(trainer.local, Guess(1, 1.0, 1.0, 1.0), False, lambda text, **more: said.update(more))
+    compiler.step_of(trainer)(SIZE, True)
+    assert said == {"compiled": False}

@@ -231,6 +231,17 @@ def test_two_processes_keep_what_both_ran(tmp_path):
     assert [key[1] for key in Results(TABLE, tmp_path).runs] == ["fedavg", "fedprox"]
 
 
+def test_an_entry_says_whether_local_steps_were_compiled(tmp_path):
+    kept = Results(TABLE, tmp_path)
+    for seed, (told, compiled) in enumerate((([], False), ([True], True), ([True, False], False))):
+        run = fedstrata.train(overrides={"train.rounds": 1, "engine.device": "cpu"}, out=tmp_path / f"run-{seed}")
+        for word in told:  # as on a GPU, where a compiled step may be refused later
+            run.log("engine", wall={"remark": None, "compiled": word})
+        kept.add(Wanted("few", "fedavg", seed), run)
+        entries = json.loads(kept.path.read_text())["runs"]
+        assert next(e["compiled"] for e in entries if e["seed"] == seed) is compiled
+
+
 def test_damaged_results_are_refused(tmp_path):
     (tmp_path / "X1.json").write_text('{"runs": [{"condition": 3}')
     with pytest.raises(RequestError, match=r"X1\.json is damaged"):

@@ -122,6 +122,7 @@ class Results:
             "curve": [_point(event) for event in scored[:: -(-len(scored) // POINTS)]],
             "remarks": summary["remarks"],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "compiled": _compiled(run),
             **_made_with(),
         }
         self._keep({_key(wanted): entry})
@@ -223,6 +224,12 @@ def _key(wanted: Wanted) -> Key:
 def _number(value: float | None) -> float:
     """Read what JSON has no word for."""
     return float("inf") if value is None else float(value)
+
+
+def _compiled(run: Run) -> bool:
+    """Say whether its local steps were compiled, by the last word of its engine."""
+    told = [event["wall"]["compiled"] for event in run.events() if "compiled" in event.get("wall", {})]
+    return bool(told and told[-1])
 
 
 @cache

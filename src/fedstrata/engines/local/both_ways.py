@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ def _unlike(plain: Tensor, other: Tensor, least: float) -> str | None:
 
 
 def _size(t: Tensor) -> float:
-    return float(t.double().norm()) / float(max(t.numel(), 1)) ** 0.5
+    return float(t.double().norm()) / sqrt(max(t.numel(), 1))
 
 
 def _apart(now: Tensor, old: Tensor, plain: Tensor) -> float:

@@ -79,12 +79,13 @@ class LocalEngineOptions(Part):
 
         told = set[str]()
 
-        def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
+        def remark(text: str, **more: bool) -> None:  # what may differ between equal runs stands under `wall`
             if text not in told:  # every worker says the same
                 told.add(text)
-                log("engine", wall={"remark": text})
+                log("engine", wall={"remark": text, **more})
 
         here = partial(InProcessPool, local, federation, together, remark)
+        compiler = None
         if device == "cuda":
             fast = self.precision in ("tf32", "bf16")
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
@@ -102,7 +103,7 @@ class LocalEngineOptions(Part):
             workers, why = self._workers(local, guess)
             pool = here() if workers == 1 else ProcessPool(local, federation, workers, together, remark)
         about = {"workers": workers, "device": device, "precision": self.precision, "vmap": together, "remark": why}
-        about["torch"] = torch.__version__
+        about |= {"compiled": compiler is not None, "torch": torch.__version__}
         log("engine", wall=about)
         return LocalEngine(pool, device, here, self.client_state)
 
@@ -113,12 +114,15 @@ class LocalEngineOptions(Part):
         return self.vmap == "always"
 
     def _compiler(
-        self, local: ClientPlan, guess: Guess, together: bool, remark: Callable[[str], None]
+        self, local: ClientPlan, guess: Guess, together: bool, remark: Callable[..., None]
     ) -> Compiler | None:
         """Return what compiles local steps, where that was asked for or pays, and say so."""
         if not self.cuda_graphs or together or self.compile is False:
+            if self.compile is True:
+                why = "clients are trained many at once (engine.vmap)" if together else "engine.cuda_graphs is false"
+                remark(f"engine.compile = true: local steps are not compiled: {why}")
             return None
-        compiler = Compiler(local, self.precision, remark)
+        compiler = Compiler(local, self.precision, partial(remark, compiled=False))
         if self.compile == "auto":
             waiting = guess.compiling * (KNOWN if compiler.knows else 1.0)
             if has_neighbours():  # who keep the GPU busy meanwhile
