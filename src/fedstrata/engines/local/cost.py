@@ -45,12 +45,17 @@ class Guess:
 
 
 def products_a_sample(module: nn.Module, x: Tensor) -> int:
-    """Count multiplications of a forward pass: each weight once for every position of its layer's output."""
+    """Count multiplications of a forward pass: each weight once for every position that its layer is laid upon."""
     total = 0
 
-    def count(layer: nn.Module, _: Any, out: Tensor) -> None:
+    def count(layer: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
         nonlocal total
-        total += layer.weight.numel() * out[0, 0].numel()  # type: ignore[operator]
+        if isinstance(layer, nn.Linear):  # numbers of a position come last, also of sequences and grids
+            positions = out.numel() // layer.out_features
+        else:  # weights of a transposed convolution are laid upon its input
+            over = given[0] if isinstance(layer, nn.modules.conv._ConvTransposeNd) else out
+            positions = over.numel() // over.shape[1]
+        total += layer.weight.numel() * positions // len(x)  # type: ignore[operator]
 
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):

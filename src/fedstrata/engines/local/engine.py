@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from math import ceil, nan
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 import numpy as np
@@ -45,9 +46,9 @@ Answer = tuple[Report, Tensors | None]  # new state: None where it did not chang
 
 
 class WorkerPool(Protocol):
-    """Workers that work side by side; `room` is what their device spares for client state, in bytes."""
+    """Workers that work side by side; `room` is what each of their devices spares for client state, in bytes."""
 
-    room: int
+    room: Mapping[torch.device, int]
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Make all client updates; reports and new client state, None where that did not change, in task order."""
@@ -74,6 +75,8 @@ class LocalEngine:
         self._pool, self.device, self._on_disk = pool, device, client_state == "disk"
         self._make_here, self._here = here, pool if isinstance(pool, InProcessPool) else None
         self._store = ClientStateStore(pool.room)
+        if isinstance(pool, InProcessPool):
+            pool.evict = self._store.evict
         self._on_file: ClientStates = {}  # read when it is needed
         self._pending: dict[int, Tensors] = {}
         self._reports: dict[int, Report] = {}
@@ -146,7 +149,8 @@ class LocalEngine:
 class InProcessPool:
     """Runs tasks here; `together` trains many clients at once, `give_up` hears where that is not possible."""
 
-    room = 0
+    room: Mapping[torch.device, int] = MappingProxyType({})
+    evict: Callable[[], bool] | None = None  # how an engine takes client state from devices; says whether it could
 
     def __init__(
         self,
@@ -177,9 +181,7 @@ class InProcessPool:
         self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: SumTensors | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Make all client updates side by side; also give the norm statistics that the clients agreed on."""
-        buf = self._workers[0].trainer.buf
-        while len(self._workers) < len(tasks):
-            self._workers.append(self._make_worker(buf.x, buf.y))
+        self._need_workers(len(tasks))
         seed = self._local.streams.torch_seed("module", round=tasks[0].round, step=tasks[0].turn)
         with one_thread(), seed_torch(seed):
             pairs = zip(self._workers, tasks, strict=False)
@@ -188,6 +190,11 @@ class InProcessPool:
             ]
             answers, place = run_in_lockstep(client_updates, by, add)
         return answers, place.statistics(self._workers[0].trainer.space)
+
+    def _need_workers(self, number: int) -> None:
+        buf = self._workers[0].trainer.buf
+        while len(self._workers) < number:
+            self._workers.append(self._make_worker(buf.x, buf.y))
 
     def run_fused(
         self, step: Step, tasks: Sequence[Task], client_states: Mapping[int, Tensors]

@@ -2,8 +2,9 @@
 
 Samples lie on the device as the network takes them, and batches are gathered there; what clients keep between client
 updates stays there too, as far as it fits. The host only submits work, to one worker after another, and reads nothing
-until all of a step is submitted. Clients are dealt longest first. A worker that runs out of memory is given up, and the
-step is done again by those that are left: a client update leaves nothing behind.
+until all of a step is submitted. Clients are dealt longest first. Where a device runs out of memory, what clients keep
+goes to the host, and after that half of the workers are given up. The step is done again: a client update leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class GpuPool(InProcessPool):
         super().__init__(local, federation, together, give_up, largest)
         while len(self._workers) < workers and self._has_room():
             self._workers.append(self._make_worker(*self._data[self._wanted[len(self._workers)]]))
-        self.room = int(FOR_STATE * sum(torch.cuda.mem_get_info(d)[0] for d in self._data))
+        self.room = {torch.device(d): int(FOR_STATE * torch.cuda.mem_get_info(d)[0]) for d in self._data}
 
     @property
     def workers(self) -> int:
@@ -127,13 +128,17 @@ class GpuPool(InProcessPool):
             try:
                 return self._work(tasks, client_states)
             except torch.OutOfMemoryError as error:
-                if len(self._workers) == 1:
+                half = len(self._workers)
+                if self.evict is not None and self.evict():
+                    self._give_up("what clients keep goes to the host's memory: the device ran out of memory")
+                elif half == 1:
                     raise FedstrataError(
                         f"the GPU has too little memory even for one worker: {error}; use a smaller train.batch_size "
                         'or model, or engine.device = "cpu". The last checkpoint is safe'
                     ) from None
-                half = len(self._workers) // 2
-                self._give_up(f"{half} workers instead of {len(self._workers)}: the device ran out of memory")
+                else:
+                    half //= 2
+                    self._give_up(f"{half} workers instead of {len(self._workers)}: the device ran out of memory")
             del self._workers[half:], self._streams[half:]
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -166,11 +171,12 @@ class GpuPool(InProcessPool):
         self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: SumTensors | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Clients that meet compute step by step: what they tell each other cannot be recorded."""
+        self._need_workers(len(tasks))  # those that are new have recorders too
         recorders = [worker.trainer.recorder for worker in self._workers]
         for worker in self._workers:
             worker.trainer.recorder = None
         done = super().lockstep(tasks, client_states, by, add)
-        for worker, recorder in zip(self._workers, recorders, strict=False):
+        for worker, recorder in zip(self._workers, recorders, strict=True):
             worker.trainer.recorder = recorder
         return done
 

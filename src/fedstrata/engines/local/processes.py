@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class WorkerProcess:
 class ProcessPool:
     """A pool of workers, each in its own process."""
 
-    room = 0
+    room: Mapping[torch.device, int] = MappingProxyType({})
 
     def __init__(
         self,
