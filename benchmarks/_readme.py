@@ -27,7 +27,7 @@ PREFACE = """# Speed
 Written by `python -m benchmarks._readme` from `benchmarks/results/`. What is compared and how stands at the top of each
 file of `benchmarks/`; `x` is how many times as long the other takes. A goal that was missed says so. Whether a
 benchmark runs on your machine you see sooner with `--quick`, such as `python -m benchmarks engine --quick`: a small
-size, for which no goal is judged.
+size, for which no goal is judged. [gpu.md](gpu.md) says what was tried on a GPU, and what its figures do not have yet.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def test_the_readme_shows_what_was_measured():
     text = _readme.README.read_text()
     assert text == _readme.written(text), "run python -m benchmarks._readme"
     assert _readme.SPEED.read_text() == _readme.page(), "run python -m benchmarks._readme"
+
+
+def test_the_page_on_gpus_says_of_when_the_stored_figures_are():
+    text = (_readme.SPEED.parent / "gpu.md").read_text()
+    kept = [json.loads(path.read_text()) for path in RESULTS if path.stem in ("gpu", "gpu_rounds")]
+    assert len(kept) == 2
+    for one in kept:
+        assert f"are of {one['date'][:10]}" in text
+    rows = {row["name"]: row["value"] for row in kept[1]["rows"]}
+    for measured, precision in re.findall(r"([\d.]+) x in (\w+)", text):
+        assert any(f"{value:.3g}" == measured and name.endswith(precision) for name, value in rows.items())
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
