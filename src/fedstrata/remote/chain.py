@@ -149,7 +149,7 @@ class SealedChain:
             except RefusedError as error:
                 self._passed_over(place, task, str(error))
                 continue
-            self._bytes.update(build_request=len(request), sealed=len(envelope))
+            self._bytes.update(asked=len(request), sealed=len(envelope))
             return place, envelope
         return None, b""
 
