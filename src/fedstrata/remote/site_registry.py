@@ -86,7 +86,7 @@ class SiteRegistry:
         for name, told in said.items():
             try:
                 if isinstance(told, tuple):
-                    self._took(name, read_values(told[0]))
+                    self._read_begin_reply(name, read_values(told[0]))
             except FedstrataError as error:
                 wrong[name] = error
         return wrong
@@ -126,8 +126,8 @@ class SiteRegistry:
         ours = {name: within(self.run, request) for name, request in requests.items()}
         return heard(self.transport, ours, fields, deadline, enough)
 
-    def _took(self, name: str, told: Mapping[str, Any]) -> None:
-        """Hear how a site took the news."""
+    def _read_begin_reply(self, name: str, told: Mapping[str, Any]) -> None:
+        """Handle a site's reply to `begin`."""
         if told.get("data") != self.facts[name].fingerprint:
             self._hear_again(name)
         if isinstance(untested := told.get("untested"), int) and untested > 0:
