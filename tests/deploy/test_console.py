@@ -63,6 +63,15 @@ def test_a_second_run_waits_for_its_turn_and_says_so(there, tmp_path):
         assert third.number == 3, "numbers do not come again: what operators said holds for one run"
 
 
+def test_what_a_kill_left_in_the_queue_stops_no_later_run(there, tmp_path):
+    queue = there.folder / run_queue.QUEUE
+    queue.mkdir(mode=0o700)
+    for name in ("7.json.part", "07x.lock", "lock.part"):
+        (queue / name).write_text("half")
+    with turn(asked(there, tmp_path / "one"), print) as ticket:
+        assert ticket.number == 8, "a number is given once"
+
+
 def test_a_folder_that_a_run_of_the_queue_has_is_refused(there, tmp_path):
     with turn(asked(there, tmp_path / "one"), print):
         new, again = "--out = .* is taken by run 1 .* another folder", "--resume = .* is over$"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import socket
@@ -13,7 +14,8 @@ import pytest
 from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.deploy import fetch, node_signature, run_book, state
+from fedstrata.core.json_log import LARGEST
+from fedstrata.deploy import fetch, model_shelf, node_signature, run_book, state
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.client import CheckedClient, FederationClient
 from fedstrata.deploy.fetch import Shelf, chosen, shelf_of
@@ -191,6 +193,42 @@ def test_a_server_that_is_away_is_said_in_one_line(made):
 
 
 # ---- the book of runs ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_answers_others_while_it_reads_a_model(server, monkeypatch):
+    """One model of gigabytes took all sites off the gate for as long as it was hashed."""
+    others = threading.Event()
+
+    class Slow:
+        def update(self, _):
+            assert others.wait(5), "nobody else was answered meanwhile"
+
+        def hexdigest(self):
+            return "0"
+
+    monkeypatch.setattr(model_shelf, "sha256", Slow)
+    sent = []
+
+    async def send(part):
+        sent.append(part)
+
+    async def both():
+        scope = {"type": "http", "path": path_of("one", "model.safetensors"), "headers": []}
+        asking = asyncio.create_task(ModelShelf(nobody, server, lambda _: "a")(scope, None, send))
+        await asyncio.sleep(0)
+        others.set()
+        await asking
+
+    run_loop(both())
+    assert b"".join(part.get("body", b"") for part in sent) == b"the model"
+
+
+def test_a_run_is_in_the_book_for_good_however_many_there_were(tmp_path):
+    booked(tmp_path, tmp_path / "one")
+    with (tmp_path / run_book.FILE).open("a") as file:
+        file.write(" " * LARGEST + "\n")
+    booked(tmp_path, tmp_path / "two")
+    assert [run.name for run in run_book.booked(tmp_path)] == ["one", "two"]
 
 
 def test_the_server_logs_who_asked_for_which_run_and_what_became_of_it(tmp_path):

@@ -15,11 +15,11 @@ from in_process_sites import SITES, SMALL, Here, model, with_keys
 from fedstrata import Accountant
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.travel import to_sites
-from fedstrata.core.wire import pack_task, unpack_task
+from fedstrata.core.wire import pack, pack_task, unpack_task
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.masked_sum import StepSum
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.protocol import build_request, read_reply, split, within
+from fedstrata.remote.protocol import build_request, read_reply, split, to_json, within
 from fedstrata.remote.session import run_at_sites
 
 FOUR = (*SITES, "dresden")
@@ -214,9 +214,28 @@ def test_batch_statistics_are_not_brought_to_a_second_meeting(tmp_path, keys):
     met = network.given["task", "bonn", (2, 0)]
     network.away = {"dresden"}
     run = train(keys, network, asked, tmp_path / "run", resumed=True)
-    network.hosts["dresden"]._running.end()  # it still waits for the others
+    network.hosts["dresden"]._session.end()  # it still waits for the others
     assert network.given["task", "bonn", (2, 0)] == met == 1
     assert without_update(run) == [2]
+
+
+def test_a_task_that_waits_for_others_ends_with_its_run(tmp_path, keys):
+    """Or else it would report under the next run's privacy: in the open what was asked for under masks."""
+    asked = MASKED | NORMED | {"train.rounds": 1}
+    network = Network(keys, asked, tmp_path / "memory")
+    network.dies = lambda kind, step: kind == "task"
+    crash(keys, network, asked, tmp_path / "run")
+    bonn, before = network.hosts["bonn"], json.loads((tmp_path / "run" / "sites.json").read_text())["run"]
+    waiting = bonn._session.running
+    place = {"run": "b", "client": 1, "sites": list(FOUR), "classes": list(range(10)), "speed": 1.0}
+    open_run = to_sites(Experiment.of(None, **(SMALL | {"data.clients": 4, "method.combiner": "uniform"})))
+    begin = build_request("begin", to_json(place), to_json(open_run))
+    assert read_reply(bonn.answer(begin), 1)
+    assert not waiting._thread.is_alive(), "its thread holds the trainer of a run that is over"
+    met = build_request("met", pack({"count": 1.0}, {"average": torch.zeros(8, dtype=torch.float64)}))
+    for run, why in {"b": "is not waiting for anybody", before: "takes part in another run"}.items():
+        with pytest.raises(Exception, match=why):
+            read_reply(bonn.answer(within(run, met)), 2)
 
 
 def test_a_server_that_repeats_a_step_in_other_company_is_refused(tmp_path, keys):

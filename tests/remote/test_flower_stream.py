@@ -127,6 +127,27 @@ def test_a_site_whose_key_is_renewed_leaves_and_comes_back_with_the_new_one(monk
         assert carrier.invitations["bonn"] == second, "who was revoked is not invited"
 
 
+def test_a_look_for_sites_that_fails_does_not_keep_revoked_ones_on_the_stream(monkeypatch):
+    monkeypatch.setattr(stream, "LOOK", 0.01)
+    nodes, looks = {name: at for at, name in enumerate(ECHO)}, []
+
+    def registrations(_):
+        looks.append(len(looks))
+        if 3 < len(looks) < 8:
+            raise OSError("the database is locked")
+        return dict(nodes)
+
+    monkeypatch.setattr(Loopback, "registrations", registrations, raising=False)
+    said = []
+    with streaming(ECHO, grace=1.0, say=said.append) as (opened, _):
+        wait_until(lambda: len(looks) > 8)
+        del nodes["bonn"]
+        wait_until(lambda: opened.names() == ["aachen", "cologne"])
+    assert [line for line in said if "database is locked" in line] == [
+        "nobody is invited to the stream or shut out for now, which is tried again: the database is locked"
+    ]
+
+
 def test_what_a_site_cannot_do_it_says():
     def fails(request):
         raise RequestError("train.lr = 0 is not valid")

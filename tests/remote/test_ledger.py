@@ -129,6 +129,14 @@ def test_a_kept_sum_comes_back_as_it_was(tmp_path):
         found.of({0: 0.4, 3: 0.4})
 
 
+def test_a_sum_that_was_half_written_when_the_server_was_killed_is_in_nobody_s_way(tmp_path):
+    (tmp_path / "sum-4-0.part").write_bytes(b"half")
+    kept = KeptSums(tmp_path)
+    assert kept.attendance(4, [0, 2]) == [0, 2]
+    kept.keep(TASKS, KEPT)
+    assert KeptSums(tmp_path).attendance(4, [0]) == [0, 2]
+
+
 def test_a_kept_sum_is_that_of_its_step_only_and_fills_no_disk(tmp_path, monkeypatch):
     kept = KeptSums(tmp_path)
     kept.keep(TASKS, KEPT)

@@ -141,10 +141,10 @@ def test_a_site_that_does_not_clip_what_is_noised_is_refused(tmp_path):
 class LyingHost(Host):
     """A site that neither trains nor clips as the others do: its own software, its own rules."""
 
-    def _leaving(self, what, data):
-        told = super()._leaving(what, data)
-        if self._session.leaving is not None:
-            self._session.leaving = self._session.leaving * self.factor
+    def _leaving(self, session, what, data):
+        told = super()._leaving(session, what, data)
+        if session.leaving is not None:
+            session.leaving = session.leaving * self.factor
         return told
 
 

@@ -11,10 +11,10 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import keys
 from fedstrata.deploy.authority import Authority
-from fedstrata.remote import orders, site_registry, site_server
+from fedstrata.remote import joining_sites, orders, site_registry, site_server
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
-from fedstrata.remote.protocol import split
+from fedstrata.remote.protocol import build_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
 
@@ -107,6 +107,46 @@ def test_a_newcomer_whose_data_do_not_fit_is_refused_once(tmp_path):
     (refused,) = events(run, "site_refused")
     assert (refused["site"], "labels that the run does not know" in refused["why"]) == ("dresden", True)
     assert not events(run, "site_joined")
+
+
+class Silent(Growing):
+    """Two newcomers do not answer the first time that they are asked; it notes for how long they were waited for."""
+
+    def __init__(self, made):
+        super().__init__(made)
+        self.hosts, self.waited = {site: host for site, host in made.items() if site in SITES}, []
+
+    def exchange(self, requests, deadline=None, enough=None):
+        new = requests.keys() - set(SITES)
+        if new and asked(requests) == {"introduce"}:
+            self.waited.append((sorted(new), deadline))
+            if len(self.waited) == 1:
+                return {}
+        return super().exchange(requests, deadline, enough)
+
+
+def test_newcomers_that_do_not_answer_hold_a_run_up_for_seconds_and_are_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(joining_sites, "SILENT", 0.0)
+    transport = Silent(hosts(SHORT, sites=(*SITES, "dresden", "essen")))
+    run = train(transport, tmp_path / "run", deadline=3600.0)
+    assert transport.waited == [(["dresden", "essen"], joining_sites.ANSWER)] * 2
+    assert [e["site"] for e in events(run, "warning")] == ["dresden", "essen"]
+    assert [(e["site"], e["client"], e["round"]) for e in events(run, "site_joined")] == [
+        ("dresden", 3, 3),
+        ("essen", 4, 3),
+    ]
+
+
+def test_a_newcomer_that_says_what_cannot_be_keeps_no_other_out(tmp_path):
+    made = hosts(SHORT, sites=(*SITES, "dresden", "essen"))
+    transport = Growing(made)
+    transport.hosts = {site: host for site, host in made.items() if site in SITES}
+    transport.tamper = lambda name, kind, reply: (
+        build_reply(b"{}") if (name, kind) == ("dresden", "introduce") else reply
+    )
+    run = train(transport, tmp_path / "run")
+    assert [e["site"] for e in events(run, "site_refused")] == ["dresden"]
+    assert [(e["site"], e["client"]) for e in events(run, "site_joined")] == [("essen", 3)]
 
 
 # ---- absence

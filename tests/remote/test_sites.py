@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from in_process_sites import SITES, SMALL, Here, at_sites, hosts, introduce, model
 
 from fedstrata import RequestError, train
+from fedstrata.cli.run import conclude
 from fedstrata.config.experiment import Experiment
+from fedstrata.core.index import Split
 from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.deploy.keys import make
@@ -76,6 +80,53 @@ def test_evaluation_at_sites_has_an_account_of_its_own_and_a_missing_stream_is_a
     assert train(overrides=SMALL | {"train.rounds": 1}, out=tmp_path / "here").summary["bytes_evaluate"] == 0
     (event,) = [event for event in run.events() if event["event"] == "fallback"]
     assert (event["what"], event["why"]) == ("stream", "bonn: no route to host")
+
+
+def untested(federation):
+    return replace(federation, test=federation.test.keep(np.arange(0)), test_split=Split.of([np.arange(0)]))
+
+
+def test_sites_without_test_samples_are_refused_before_they_train(tmp_path):
+    transport = Here(hosts(SMALL, having=untested))
+    with pytest.raises(RequestError, match="no test samples"):
+        run_at_sites(transport, Experiment.of(None, **SMALL), tmp_path / "run", len(SITES))
+    assert not (tmp_path / "run" / "events.jsonl").exists()
+
+
+class Unscored(Here):
+    """Loses what sites say of the model in some rounds."""
+
+    def __init__(self, lost, overrides=SMALL):
+        super().__init__(hosts(overrides))
+        self.lost, self.round = lost, 0
+
+    def exchange(self, requests, deadline=None, enough=None):
+        said = super().exchange(requests, deadline, enough)
+        if any(b"evaluate" in request[:200] for request in requests.values()):
+            self.round += 1
+            return {} if self.round in self.lost else said
+        return said
+
+
+@pytest.mark.parametrize("method", [{}, METHODS["stratify-single"]])
+def test_a_run_whose_evaluations_nobody_answers_has_its_model_and_says_so(tmp_path, cli, capsys, method):
+    overrides = SMALL | method
+    transport = Unscored(range(1, 100), overrides)
+    run = run_at_sites(transport, Experiment.of(None, **overrides), tmp_path / "run", len(SITES))
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    figures = ("accuracy", "best_accuracy", "best_accuracy_round", "accuracy_last10", "loss_test")
+    assert [run.summary[name] for name in figures] == [None] * len(figures)
+    assert any("no evaluation was answered" in remark for remark in run.summary["remarks"])
+    assert "accuracy not known" in repr(run)
+    conclude(run, as_json=False)
+    assert re.search("best_accuracy +not known\n", capsys.readouterr().out)
+    assert cli("report", str(run.path))[0] == 0
+
+
+def test_figures_of_an_earlier_round_than_the_last_are_told_as_such(tmp_path):
+    run = run_at_sites(Unscored([3]), Experiment.of(None, **SMALL), tmp_path / "run", len(SITES))
+    assert run.summary["accuracy"] is not None
+    assert "round 3 was not evaluated: the figures are those of round 2" in run.summary["remarks"]
 
 
 def test_a_run_at_sites_goes_on_where_it_stopped(tmp_path):

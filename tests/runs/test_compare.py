@@ -287,6 +287,7 @@ def test_a_folder_with_something_else_is_refused(cli, tmp_path):
 def test_one_that_was_killed_before_it_wrote_anything_is_asked_for_again():
     Path("c").mkdir()
     Path("c/lock").touch()
+    Path("c/comparison.json.part").write_text('{"cel')
     assert [row["method"] for row in quickly().rows] == ["fedavg", "fedprox"]
 
 

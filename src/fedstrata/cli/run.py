@@ -122,7 +122,8 @@ def conclude(done: Run, as_json: bool) -> None:
     shown["stopped"] = done.summary["stopped"]
     lines = {key: _said(key, value) for key, value in shown.items() if value != {}}
     for key in ("best_accuracy", "best_balanced_accuracy"):
-        lines[key] += f" (round {done.summary[f'{key}_round']})"
+        if (best := done.summary[f"{key}_round"]) is not None:
+            lines[key] += f" (round {best})"
     print("\n".join(f"{key:22} {said}" for key, said in lines.items()))
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
@@ -168,4 +169,6 @@ def _said(key: str, value: Any) -> str:
     if isinstance(value, float) and key.startswith(("seconds", "time")):
         return write_seconds(value)
     shares = ("accuracy", "balanced", "best", "worst10", "personal")
+    if value is None and key.startswith(shares):
+        return "not known"
     return f"{100 * value:.1f} %" if isinstance(value, float) and key.startswith(shares) else str(value)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 
+PART = ".part"  # how a file's name ends while it is written; a kill leaves it, so who lists a folder skips such names
+
 
 def write_atomically(path: Path, *content: bytes | memoryview, sync: bool = True) -> None:
     """Write a file so that it is either whole or as it was before, also after the machine lost its power.
@@ -18,7 +20,7 @@ def write_atomically(path: Path, *content: bytes | memoryview, sync: bool = True
     Its content may come in pieces, none of which is copied. Without `sync`, only the content is safe on disk: who
     writes many files calls `sync_folder` once for all of them.
     """
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + PART)
     try:
         with part.open("wb") as file:
             for piece in content:

@@ -51,6 +51,11 @@ def now(at: float) -> str:
 def append(path: Path, told: dict[str, Any]) -> None:
     """Add a line to a file that only its owner can read; a file that is full is put aside first."""
     put_aside(path)
+    append_line(path, told)
+
+
+def append_line(path: Path, told: dict[str, Any]) -> None:
+    """Add a line in one write, however long the file is: for what is no log, and must be there for good."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(handle, (json.dumps(told, default=str) + "\n").encode())

@@ -8,11 +8,12 @@ Without keys (`--insecure`) everybody gets everything, as everything there.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
 from fedstrata.deploy.run_book import FINISHED, BookedRun, booked
@@ -38,9 +39,10 @@ class ModelShelf:
         if path != MODELS and not path.startswith(f"{MODELS}/"):
             await self._app(scope, receive, send)
             return
-        runs = dict(self.runs(self._signer(scope)))
+        # Files are read in threads: everything that a server says to its sites goes through this loop.
+        runs = await asyncio.to_thread(lambda site: dict(self.runs(site)), self._signer(scope))
         if path == MODELS:
-            told = [_told(name, run) for name, run in runs.items()]
+            told = await asyncio.to_thread(lambda: [_told(name, run) for name, run in runs.items()])
             await _answer(send, 200, json.dumps(told).encode())
             return
         name, _, file = path.removeprefix(f"{MODELS}/").partition("/")
@@ -78,17 +80,23 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 async def _send_file(send: Send, path: Path) -> None:
-    digest = sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            digest.update(piece)
-        file.seek(0)
-        size = path.stat().st_size
-        headers = [_header("content-length", size), _header(HASH, digest.hexdigest())]
+        size, digest = await asyncio.to_thread(_measured, file)
+        headers = [_header("content-length", size), _header(HASH, digest)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while piece := file.read(PIECE):
+        while piece := await asyncio.to_thread(file.read, PIECE):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+def _measured(file: BinaryIO) -> tuple[int, str]:
+    """Return how long a file is, and its hash; it can be read again."""
+    digest = sha256()
+    while piece := file.read(PIECE):
+        digest.update(piece)
+    size = file.tell()
+    file.seek(0)
+    return size, digest.hexdigest()
 
 
 def _header(name: str, value: object) -> tuple[bytes, bytes]:

@@ -1,6 +1,7 @@
 """The runs of a server: who asked for each, when, with which method and privacy, and where its folder is.
 
-`deploy run` writes a line when it submits one; the server reads them, and logs what becomes of each.
+`deploy run` writes a line when it submits one; the server reads them, and logs what becomes of each. The file is never
+put aside, as logs are: sites fetch their models by it, and backups find their runs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.file_lock import is_locked
-from fedstrata.core.json_log import append, now
+from fedstrata.core.json_log import append_line, now
 from fedstrata.deploy.logs import note
 from fedstrata.remote.flower.failure import FAILED
 
@@ -62,7 +63,7 @@ class BookedRun:
 
 def book(folder: Path, run: BookedRun) -> None:
     """Write down that a run was submitted."""
-    append(folder / FILE, asdict(run))
+    append_line(folder / FILE, asdict(run))
 
 
 def booked(folder: Path) -> list[BookedRun]:

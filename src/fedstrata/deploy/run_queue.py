@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
     folder.mkdir(mode=0o700, exist_ok=True)
     with in_turn(folder / "lock"):
         _refuse_taken(submission)
-        number = 1 + max((int(file.stem) for file in folder.glob("[0-9]*.*")), default=0)
+        number = 1 + max(map(_number, folder.iterdir()), default=0)
         method, now = name_run(submission.experiment.dump()), time.time()
         ticket = Ticket(number, str(submission.path), method, getpass.getuser(), now)
         lock = take_lock(folder / f"{number}.lock")
@@ -99,6 +100,12 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
         os.close(lock)
         if not Run(submission.path).running:
             (folder / f"{number}.json").unlink(missing_ok=True)
+
+
+def _number(file: Path) -> int:
+    """Return the number of the run that a file is of, also one that was left half written (`3.json.part`)."""
+    number = file.name.partition(".")[0]
+    return int(number) if re.fullmatch("[0-9]+", number) else 0
 
 
 def _refuse_taken(submission: Submission) -> None:

@@ -1,8 +1,8 @@
 """The server's half of a chain that it cannot read: it knows who holds the model, and carries sealed envelopes.
 
-A hop that is not the last leaves its outcome at its site (`hops.py`); the server's own model stays as it is, and for
-the loop the hop has moved nothing. The next site gets an envelope from the one before it. At the end of the chain the
-server gets the model, and the loop what that is beyond the model it has.
+A hop that is not the last leaves its outcome at its site (`chain_site.py`); the server's own model stays as it is, and
+for the loop the hop has moved nothing. The next site gets an envelope from the one before it. At the end of the chain
+the server gets the model, and the loop what that is beyond the model it has.
 
 Who fails is passed over. The sites on the way hold what they trained, so a chain goes on from the last one that can
 still hand it on; also in the next round, where the last site of this one did not report.
@@ -149,7 +149,7 @@ class SealedChain:
             except RefusedError as error:
                 self._passed_over(place, task, str(error))
                 continue
-            self._bytes.update(build_request=len(request), sealed=len(envelope))
+            self._bytes.update(asked=len(request), sealed=len(envelope))
             return place, envelope
         return None, b""
 

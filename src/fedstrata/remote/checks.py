@@ -145,10 +145,10 @@ def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
         declared |= {name: kind for name, (_, kind) in _gradient(plan).items()}
     for name, tensor in report.aggregated.items():
         if tensor.dtype != (declared.get(name) or dtype):
-            raise RefusedError(f"summed:{name} comes as {tensor.dtype}, and the run is in {dtype}")
+            raise RefusedError(f"aggregated tensor {name} comes as {tensor.dtype}, and the run is in {dtype}")
     for name, tensor in report.open_tensors.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != dtype:
-            raise RefusedError(f"shown:{name} comes as {tensor.dtype}, and the run is in {dtype}")
+            raise RefusedError(f"open tensor {name} comes as {tensor.dtype}, and the run is in {dtype}")
 
 
 def _check_metrics(report: Report, task: Task, plan: Plan, finite: bool) -> None:
@@ -210,7 +210,7 @@ def read_all_reduce(data: Mapping[str, bytes], masked: bool) -> tuple[dict[str, 
 
 
 def _all(report: Report) -> dict[str, Tensor]:
-    tensors: Mapping[str, Tensors] = {"summed": report.aggregated, "shown": report.open_tensors}
+    tensors: Mapping[str, Tensors] = {"aggregated": report.aggregated, "open": report.open_tensors}
     return {f"{half}:{name}": t for half, named in tensors.items() for name, t in named.items()}
 
 

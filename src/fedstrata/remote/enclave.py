@@ -99,13 +99,13 @@ class EnclaveParty:
         message, self._message = self._message, b""
         if not message:
             raise RefusedError("an enclave is asked who it is before it is told anything")
-        return join(list(self._at_it().submit(offer, message)))
+        return join(list(self._party_or_refuse().submit(offer, message)))
 
     def confirm(self, receipt: bytes) -> None:
         """Read the enclave's own word that it was told."""
-        self._at_it().confirm(receipt)
+        self._party_or_refuse().confirm(receipt)
 
-    def _at_it(self) -> Party:
+    def _party_or_refuse(self) -> Party:
         if self._party is None:
             raise RefusedError("an enclave is asked who it is before it is told anything")
         return self._party

@@ -6,7 +6,7 @@ part keeps notes client by client; everywhere else it takes part in the next run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -18,8 +18,13 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Combiner, Selector
 from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.remote.introduction import common_classes
-from fedstrata.remote.protocol import PendingError, SiteError
-from fedstrata.remote.site_registry import SELDOM, SiteRegistry, ask_facts, note_differences
+from fedstrata.remote.protocol import PendingError, SiteError, build_request, to_json
+from fedstrata.remote.site_registry import SELDOM, Said, SiteRegistry, heard, note_differences, read_facts
+
+# Seconds. A run waits for who is not yet in it before a round, so not for long, and not often for one that is silent.
+ANSWER = 20.0  # in which newcomers say what they have
+BEGIN = 60.0  # in which one that fits takes the run up
+SILENT = 300.0  # until one that did not answer is asked again
 
 
 def closed_because(plan: Plan, experiment: Experiment) -> str | None:
@@ -56,18 +61,30 @@ class JoiningSites:
             return
         self.registry.transport.invite(strangers)
         there = set(self.registry.transport.names()) if strangers else set()
-        for name in strangers:
-            if name in there and monotonic() >= self._later.get(name, 0.0):
-                self._admit(name, round)
+        due = [name for name in strangers if name in there and monotonic() >= self._later.get(name, 0.0)]
+        for name, told in self._ask(due).items():
+            self._admit(name, told, round)
 
-    def _admit(self, name: str, round: int) -> None:
+    def _ask(self, names: Sequence[str]) -> dict[str, Said]:
+        """Ask newcomers what they have, all at once; one that does not answer is asked again later."""
+        request = build_request("introduce", to_json({**self.registry.question, **self.greeting()}))
+        seconds = self._within(ANSWER)
+        said = heard(self.registry.transport, dict.fromkeys(names, request), 1, seconds)
+        for name in names:
+            if name not in said:
+                self._later[name] = monotonic() + SILENT
+                self._note("warning", name, f"it did not answer in {seconds:g} seconds, and is asked again later")
+        return {name: said[name] for name in names if name in said}
+
+    def _within(self, seconds: float) -> float:
+        return seconds if self.registry.deadline is None else min(seconds, self.registry.deadline)
+
+    def _admit(self, name: str, told: Said, round: int) -> None:
         registry = self.registry
         try:
-            question = {**registry.question, **self.greeting()}
-            facts, wrong = ask_facts(registry.transport, [name], question, registry.deadline)
-            for error in wrong.values():
-                raise error
-            now = facts[name]
+            if isinstance(told, FedstrataError):
+                raise told
+            now = read_facts(name, told[0])
             if strange := [label for label in now.classes or () if label not in registry.classes]:
                 raise SiteError(f"its data have labels that the run does not know: {strange[:5]}")
             common_classes(registry.facts | {name: now})
@@ -78,7 +95,7 @@ class JoiningSites:
             self.refused.add(name)
             return self._note("site_refused", name, str(error))
         registry.facts[name] = now
-        if wrong := registry.begin([name], registry.deadline):
+        if wrong := registry.begin([name], self._within(BEGIN)):
             del registry.facts[name]
             self.refused.add(name)
             return self._note("site_refused", name, str(wrong[name]))
@@ -92,5 +109,6 @@ class JoiningSites:
     def _note(self, kind: str, name: str, why: str) -> None:
         if (name, why) not in self._told:
             self._told.add((name, why))
-            about = {"sites": [name]} if kind == "approval" else {"site": name}
+            about: dict[str, Any] = {"sites": [name]} if kind == "approval" else {"site": name}
+            about |= {"what": f"newcomer {name}"} if kind == "warning" else {}
             self.registry.note(kind, **about, why=why)

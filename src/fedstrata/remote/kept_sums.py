@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError, UnsummableError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import PART, write_atomically
 from fedstrata.core.messages import Report, Sums, Task, Tensors
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.privacy.frames import join, split
@@ -52,7 +52,7 @@ class KeptSums:
 
     def attendance(self, round: int, now: Sequence[int]) -> Sequence[int]:
         """Return the clients that are there in a round: where sums of it were kept, those who were there then."""
-        files = list(self._folder.glob(f"sum-{round}-*"))
+        files = [file for file in self._folder.glob(f"sum-{round}-*") if file.suffix != PART]
         self._there = _read(files[0])[0]["there"] if files else now
         self._bytes = sum(file.stat().st_size for file in files)
         return self._there

@@ -185,7 +185,7 @@ class SitePrivacy:
         return participant.masked(figures).tobytes()
 
     def participant(self, invitation: bytes) -> Participant:
-        """Sit down in the meeting that this site said hello to."""
+        """Join the all-reduce for which this site sent its key."""
         if self._participant is None:
             raise RefusedError(f"site {self.name} was asked to no meeting")
         participant, self._participant = self._participant, None

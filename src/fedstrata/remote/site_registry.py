@@ -86,7 +86,7 @@ class SiteRegistry:
         for name, told in said.items():
             try:
                 if isinstance(told, tuple):
-                    self._took(name, read_values(told[0]))
+                    self._read_begin_reply(name, read_values(told[0]))
             except FedstrataError as error:
                 wrong[name] = error
         return wrong
@@ -126,8 +126,8 @@ class SiteRegistry:
         ours = {name: within(self.run, request) for name, request in requests.items()}
         return heard(self.transport, ours, fields, deadline, enough)
 
-    def _took(self, name: str, told: Mapping[str, Any]) -> None:
-        """Hear how a site took the news."""
+    def _read_begin_reply(self, name: str, told: Mapping[str, Any]) -> None:
+        """Handle a site's reply to `begin`."""
         if told.get("data") != self.facts[name].fingerprint:
             self._hear_again(name)
         if isinstance(untested := told.get("untested"), int) and untested > 0:
@@ -182,16 +182,23 @@ def ask_facts(
         if isinstance(told, FedstrataError):
             wrong[name] = told
             continue
-        values = read_values(told[0])
-        if values.pop("site", None) != name:
-            raise RequestError(f"site {name} introduces itself by another name")
-        if (spoken := values.pop("protocol", None)) != PROTOCOL:
-            theirs = f"it has fedstrata {plain_text(str(values.get('version') or 'of before'))[:20]}"
-            ours = f"and the server {__version__} with protocol {PROTOCOL}; install the same at both"
-            wrong[name] = VersionError(f"{theirs} with protocol {spoken!r:.20}, {ours}")
-            continue
-        facts[name] = Introduction.read(values, name)
+        try:
+            facts[name] = read_facts(name, told[0])
+        except VersionError as error:
+            wrong[name] = error
     return facts, wrong
+
+
+def read_facts(name: str, reply: bytes) -> Introduction:
+    """Read what a site says that it has; refuse what cannot be."""
+    values = read_values(reply)
+    if values.pop("site", None) != name:
+        raise RequestError(f"site {name} introduces itself by another name")
+    if (spoken := values.pop("protocol", None)) != PROTOCOL:
+        theirs = f"it has fedstrata {plain_text(str(values.get('version') or 'of before'))[:20]}"
+        ours = f"and the server {__version__} with protocol {PROTOCOL}; install the same at both"
+        raise VersionError(f"{theirs} with protocol {spoken!r:.20}, {ours}")
+    return Introduction.read(values, name)
 
 
 def proposed(

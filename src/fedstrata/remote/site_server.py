@@ -105,11 +105,18 @@ class SiteSession:
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: SumMember | None = None
     hops: ChainSite | None = None  # where a chain's models pass the server sealed
+    running: RunningTask | None = None  # under way: it waits for others, and leaves under this run's privacy alone
 
     @property
     def protected(self) -> bool:
         """Whether updates leave under masks or with noise: then once for each step."""
         return self.key_directory is not None or self.noise is not None
+
+    def end(self) -> None:
+        """Let go of a task that still waits for others: no other run, and no other task, goes on with it."""
+        running, self.running = self.running, None
+        if running is not None:
+            running.end()
 
 
 class Host:
@@ -134,7 +141,6 @@ class Host:
         self._ledger = Ledger(folder)
         self._about: dict[str, Any] = {}  # the request, in words for the audit log
         self._session: SiteSession | None = None
-        self._running: RunningTask | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
         self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "introduce": self._introduce,
@@ -247,7 +253,7 @@ class Host:
         trainer = Trainer(local, x, y, max(own.samples, 1), fastest=here.speed)
         module = plan.local.build().to(plan.local.dtype)
         network = Network(module, plan.local.head, plan.local.half).eval()
-        self._session = SiteSession(
+        session = SiteSession(
             run,
             here.id,
             Site(here, trainer, self._versions(run, present)),
@@ -264,6 +270,9 @@ class Host:
             most_spent(privacy, len(told["sites"])),
             hops=self._hops(told, plan) if told.get("chained") else None,
         )
+        if self._session is not None:
+            self._session.end()
+        self._session = session
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
         return (to_json({"data": present, "untested": untested}),)
 
@@ -309,36 +318,37 @@ class Host:
         if by and session.key_directory is not None and not invitation:
             raise RefusedError("this site meets others under masks only")
         self._about |= {"round": task.round, "step": task.step, "task": task.kind}
-        if self._running is not None:  # it still waits for others
-            self._running.end()
+        session.end()
         session.step, session.given, session.leaving, session.member = (task.round, task.step), False, None, None
         if session.protected and task.kind in SUMMED:  # not to train for nothing
             self._ledger.check(session.run, session.step)
         participant = self._guard.participant(invitation) if invitation else None
         if participant is not None:  # what it brings there is given
             self._give(session)
-        self._running = RunningTask(session.site, data, cast(By, by.decode()) if by else None, participant)
-        return self._said(self._running)
+        running = RunningTask(session.site, data, cast(By, by.decode()) if by else None, participant)
+        return self._said(session, running)
 
     def _trained(self, data: bytes) -> tuple[bytes, bytes]:
         return self._task(data, b"")
 
     def _met(self, data: bytes) -> tuple[bytes, bytes]:
-        if self._running is None:
+        session = self._at_work()
+        if session.running is None:
             raise RefusedError(f"site {self.name} is not waiting for anybody")
         header, tensors = unpack(data)
-        return self._said(self._running, (tensors["average"], float(header["count"])))
+        return self._said(session, session.running, (tensors["average"], float(header["count"])))
 
-    def _said(self, context: RunningTask, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
+    def _said(
+        self, session: SiteSession, running: RunningTask, met: tuple[Tensor, float] | None = None
+    ) -> tuple[bytes, bytes]:
         """Let a client update go on until it meets others again, or is over."""
-        self._running = None
-        what, data = context.next(met)
-        self._running = context if what == MET else None
-        return self._leaving(what, data)
+        session.running = None
+        what, data = running.next(met)
+        session.running = running if what == MET else None
+        return self._leaving(session, what, data)
 
-    def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
+    def _leaving(self, session: SiteSession, what: bytes, data: bytes) -> tuple[bytes, bytes]:
         """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
-        session = self._at_work()
         noise = session.noise
         if what != REPORT or (session.key_directory is None and noise is None):
             return what, data

@@ -80,7 +80,8 @@ class Run(Predictor):
         done = self.summary if self._begun else {}
         said = "not finished" if self._begun else "no run"
         if done:
-            said = f"{done.get('name', done['method'])}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
+            figure = "not known" if done["accuracy"] is None else f"{done['accuracy']:.4f}"
+            said = f"{done.get('name', done['method'])}, accuracy {figure} after {done['rounds']} rounds"
         return f"Run({str(self.path)!r}: {said})"
 
     def _repr_html_(self) -> str:

@@ -42,9 +42,16 @@ def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
 
 
 def final_figures(scored: Sequence[Evaluation]) -> dict[str, Any]:
-    """Return the best, with its round, and the mean and standard deviation of the last ten evaluations."""
+    """Return the best, with its round, and the mean and standard deviation of the last ten evaluations.
+
+    Without any evaluation, each of them is None.
+    """
     figures: dict[str, Any] = {}
     for name in CURVES:
+        if not scored:
+            names = (f"best_{name}", f"best_{name}_round", f"{name}_last{LAST}", f"{name}_last{LAST}_std")
+            figures |= dict.fromkeys(names)
+            continue
         curve = np.array([event[name] for event in scored], dtype=np.float64)
         best = int(np.argmax(curve))  # the first, where several are equal
         figures[f"best_{name}"] = float(curve[best])

@@ -20,7 +20,8 @@ def schedule_figures(session: Session, state: State, rounds: Sequence[Mapping[st
     driver = session.plan.driver
     if not isinstance(driver, ScheduledDriver):
         return {}
-    best = max((e for e in rounds if "accuracy" in e), key=lambda e: float(e["accuracy"]))  # the first of several
+    scored = [e for e in rounds if "accuracy" in e]
+    best = max(scored, key=lambda e: float(e["accuracy"]), default=None)  # the first of several
     epochs = state.round / driver.schedule.rounds_per_epoch
     told = {"epochs": epochs, "counted": _by_client(session, state.participation / epochs)}
     truth = session.client_info.ground_truth
@@ -28,7 +29,8 @@ def schedule_figures(session: Session, state: State, rounds: Sequence[Mapping[st
     if session.remote is None and truth is not None and session.federation.moves is None and not drawn:
         batch_size = session.plan.local.batch_size if driver.steps_at_server else None
         told["expected"] = _by_client(session, expected_transfers(driver.schedule, truth.stock, batch_size))
-    return {"best_epoch": ceil(best["round"] / driver.schedule.rounds_per_epoch), "transfers": told}
+    best_epoch = None if best is None else ceil(best["round"] / driver.schedule.rounds_per_epoch)
+    return {"best_epoch": best_epoch, "transfers": told}
 
 
 def _by_client(session: Session, counts: np.ndarray) -> dict[str, Any]:

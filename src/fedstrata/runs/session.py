@@ -137,8 +137,7 @@ def build_session(
     experiment, choices = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse_few(experiment, plan, len(federation))
-    if remote is None:
-        refuse_untested(federation)
+    refuse_untested(federation)
     private = set_up(experiment, plan, federation, None if remote is None else remote.set_up)
     plan, client_info = private.plan, private.client_info
     if experiment.train.evaluate.personal and private.evaluator is not None:
@@ -180,7 +179,7 @@ def refuse_few(experiment: Experiment, plan: Plan, clients: int) -> None:
 
 
 def refuse_untested(federation: Federation) -> None:
-    """Refuse to train what nothing could score; sites say themselves what they test with."""
+    """Refuse to train what nothing could score."""
     if not federation.tests:
         raise RequestError(
             "there are no test samples: hold some out, such as test=0.2 (data.test of own data), or give a test set"

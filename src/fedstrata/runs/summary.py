@@ -80,22 +80,23 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
     scored = whole_evaluations(events)
     if damage and (not scored or scored[-1]["round"] != state.round):
         raise RequestError(f"{folder.path} cannot have a summary: {damage}, and the last round's was one of them")
-    last, targets = scored[-1], [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
+    targets = [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
+    last = scored[-1] if scored else {}
     summary = {
         "method": name_plan(asked),
         **({"name": asked["name"]} if "name" in asked else {}),
         "seed": session.experiment.train.seed,
         "rounds": state.round,
-        "accuracy": last["accuracy"],
-        "balanced_accuracy": last["balanced_accuracy"],
+        "accuracy": last.get("accuracy"),
+        "balanced_accuracy": last.get("balanced_accuracy"),
         "worst10": last.get("worst10"),
         **asdict(state.traffic),
         "seconds": round(seconds, 3),
         "time": state.clock,
         "run_dir": str(folder.path),
-        "loss_test": last["loss_test"],
+        "loss_test": last.get("loss_test"),
         "client_mean": last.get("client_mean"),
-        "jain": last["jain"],
+        "jain": last.get("jain"),
         **final_figures(scored),
         **to_targets(scored, targets),
         "best": _best(session, state),
@@ -105,6 +106,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "stopped": state.stopped or "all rounds done",
         "remarks": [
             *([damage] if damage else []),
+            *_of_which_round(scored, state.round),
             *_remarks(events, train.lr),
             *worst_told(events),
             *_without_best(session, state),
@@ -176,6 +178,14 @@ def _best(session: Session, state: State) -> dict[str, Any] | None:
 def _without_best(session: Session, state: State) -> list[str]:
     metric = session.experiment.train.evaluate.best
     return [] if state.best.round else [f"no best model was kept: no evaluation has a {metric}"]
+
+
+def _of_which_round(scored: list[Evaluation], rounds: int) -> list[str]:
+    """Say where figures are not those of the last round: sites may leave an evaluation unanswered."""
+    if not scored:
+        return ["no evaluation was answered: how good the model is, nobody knows"]
+    known = scored[-1]["round"]
+    return [] if known == rounds else [f"round {rounds} was not evaluated: the figures are those of round {known}"]
 
 
 def _names(session: Session) -> dict[str, Any]:

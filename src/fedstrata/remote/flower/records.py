@@ -17,7 +17,7 @@ def wrap(data: bytes) -> RecordDict:
 
 
 def unwrap(records: RecordDict, longest: int = LONGEST) -> bytes:
-    """Undo `wrapped`; anything else is refused."""
+    """Undo `wrap`; anything else is refused."""
     parts, size = [], 0
     for i in range(len(records)):
         record = records.get(f"part-{i}")

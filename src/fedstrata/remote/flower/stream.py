@@ -338,15 +338,21 @@ class StreamServer:
         return self._messages.exchange(requests)
 
     def _keep_inviting(self) -> None:
-        """Bring sites back that come to life again."""
+        """Bring sites back that come to life again, and shut those out whose keys hold no more.
+
+        A failure ends neither; it is said once, until a look succeeds.
+        """
+        failing = False
         while not self._over.wait(LOOK):
             try:
-                self._around = self._messages.names()
                 self._shut_out(self._registrations())
+                self._around = self._messages.names()
                 self.invite([site for site in self._around if site in self._lines])
+                failing = False
             except Exception as error:
-                return self._say(f"sites that leave the stream are not invited again: {error}")
-        return None
+                if not failing:
+                    self._say(f"nobody is invited to the stream or shut out for now, which is tried again: {error}")
+                failing = True
 
     def _registrations(self) -> Mapping[str, int] | None:
         known: Mapping[str, int] | None = getattr(self._messages, "registrations", lambda: None)()

@@ -24,6 +24,7 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.open_stages import open_stages
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import PART
 from fedstrata.core.plan import per_round
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
@@ -134,7 +135,8 @@ def read_folder(path: Path) -> dict[str, Any] | None:
     """Read the comparison in a folder; None if it is empty or not there."""
     if path.is_file():
         raise RequestError(f"{path} is a file; a comparison needs a folder of its own")
-    if not path.is_dir() or all(is_lock(file.name) for file in path.iterdir()):
+    half_written = f"comparison.json{PART}"  # by one that was killed before there was anything
+    if not path.is_dir() or all(is_lock(file.name) or file.name == half_written for file in path.iterdir()):
         return None
     try:
         known: dict[str, Any] = json.loads((path / "comparison.json").read_text())
