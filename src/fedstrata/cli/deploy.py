@@ -281,8 +281,10 @@ def status(
     flower.required()
     there = found(server)
     folder = folder or there.latest()
+    for line in [] if there.keys is None else expiring(Path(there.keys)):  # first: it may be why nobody answers
+        print(f"WARNING: {line}", file=sys.stderr)
     rows = sites(there, folder)
-    waiting, warnings = waits_for(there.folder, None), [] if there.keys is None else expiring(Path(there.keys))
+    waiting = waits_for(there.folder, None)
     if as_json:
         told = {"sites": rows, "run_dir": None if folder is None else str(folder)}
         print(json.dumps({**told, "queue": [asdict(t) for t in tickets(there.folder)], "waiting": waiting}))
@@ -310,8 +312,6 @@ def status(
             print(f"site {row['site']}: {row['state']}: {row['about']}")
     for ticket in tickets(there.folder):
         print(f"{ticket.words}: {run_state(there, ticket)}")
-    for line in warnings:
-        print(f"WARNING: {line}")
 
 
 def _cells(row: dict[str, Any], given: bool) -> list[str]:

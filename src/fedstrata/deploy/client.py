@@ -29,8 +29,8 @@ from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.certificate_watch import CertificateWatch, why_ended
 from fedstrata.deploy.data_files import look_at, named_files
-from fedstrata.deploy.keys import expiring
 from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.metrics import SiteFigures, serve_metrics
 from fedstrata.deploy.processes import Household
@@ -189,14 +189,15 @@ def attend(client: CheckedClient, say: Say) -> None:
         if client.keys is None:
             say(INSECURE)
         _reach(client, say)
-        for line in () if client.keys is None else expiring(client.keys):
-            say(f"WARNING: {line}")
         door, process = sockets / "site", sockets / "process"
         site = on_demand(client, household, process)
         if client.metrics_port is not None:
             serve_metrics(SiteFigures(folder, lambda: site.awake), client.metrics_port, client.metrics_host)
         keep_log(folder, site=client.site, server=client.server)
         note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
+        certificates = None if client.keys is None else CertificateWatch(client.keys, say, client.server)
+        if certificates is not None:  # before the data are read: that may take long
+            certificates.turn()
         _load(client, site, household, say)
         with Door(site.answer, door):
             _connect(client, household, door, say)
@@ -206,6 +207,8 @@ def attend(client: CheckedClient, say: Say) -> None:
                 while (gone := household.gone()) is None:
                     site.turn()
                     reporter.turn()
+                    if certificates is not None:
+                        certificates.turn(reporter.certificate_end)
                     cut_printed(folder)
                     time.sleep(0.5)
                 note("site_ended_by_itself", logging.ERROR, what=gone)
@@ -296,6 +299,8 @@ def _reach(client: CheckedClient, say: Say) -> None:
             )
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        if (ended := why_ended(error, client.server, authority)) is not None:
+            raise RequestError(f"--server = {client.server}: {ended}") from None
         if isinstance(reason, ssl.SSLCertVerificationError):
             why = (
                 "it has another authority than these keys; are they of another federation?"

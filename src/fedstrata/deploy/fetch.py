@@ -18,6 +18,7 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import state
+from fedstrata.deploy.certificate_watch import why_ended
 from fedstrata.deploy.client import CheckedClient
 from fedstrata.deploy.model_shelf import FILES, HASH, MODELS, PIECE, path_of
 from fedstrata.deploy.node_signature import NodeKey
@@ -86,8 +87,9 @@ class Shelf:
                     "the site's key, or has no such run"
                 ) from None
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise FedstrataError(f"the server at {self.server} cannot be asked: {reason}") from None
+            authority = None if self.keys is None else self.keys / "ca.crt"
+            why = why_ended(error, self.server, authority) or str(getattr(error, "reason", error))
+            raise FedstrataError(f"the server at {self.server} cannot be asked: {why}") from None
 
 
 def shelf_of(site: str, server: str | None, keys: Path | None, insecure: bool) -> Shelf:

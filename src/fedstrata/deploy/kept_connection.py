@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
 from pathlib import Path
 
@@ -16,6 +17,7 @@ class KeptConnection:
     def __init__(self, server: str, authority: Path | None, seconds: float = 5.0):
         self._server, self._authority, self._seconds = server, authority, seconds
         self._open: HTTPConnection | None = None
+        self.certificate_end: datetime | None = None  # of the server's, as the last connection showed it
 
     def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, HTTPMessage]:
         """Ask for a path; give status and headers, or OSError where there is no answer."""
@@ -45,7 +47,11 @@ class KeptConnection:
         if self._authority is None:
             return HTTPConnection(host, port, timeout=self._seconds)
         trust = ssl.create_default_context(cafile=str(self._authority))
-        return HTTPSConnection(host, port, timeout=self._seconds, context=trust)
+        connection = HTTPSConnection(host, port, timeout=self._seconds, context=trust)
+        connection.connect()
+        shown = connection.sock.getpeercert() or {}
+        self.certificate_end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
+        return connection
 
     @staticmethod
     def _asked(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> tuple[int, HTTPMessage]:

@@ -19,9 +19,11 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,9 @@ VALID = timedelta(days=2 * 365)  # of the server's certificate: some systems tak
 SOON = timedelta(weeks=8)  # before its end, a certificate is spoken of
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server talks to itself
 SERVER = "server"
-RENEW = "renew it: fedstrata deploy keys renew DIR server"
+ANEW = "make new keys for all"
+RENEW = "fedstrata deploy keys renew {} server"
+RESTART = "and start the server again with the new server.key and server.crt"
 
 
 # ---- making --------------------------------------------------------------------------------------------------------
@@ -164,7 +168,9 @@ def of_server(folder: Path, host: str) -> tuple[Path, list[str]]:
     if certificate.public_key() != key.public_key():
         raise RequestError(f"{path} belongs to another key than {folder / 'server.key'}")
     if certificate.not_valid_after_utc < datetime.now(UTC):
-        raise RequestError(f"{path} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; {RENEW}")
+        raise RequestError(f"{path} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it: {renewal(folder)}")
+    if (end := ends(folder)["ca.crt"]) < datetime.now(UTC):
+        raise RequestError(f"{folder / 'ca.crt'}, the authority's certificate, ended on {end:%Y-%m-%d}; {ANEW}")
     if not anywhere(host) and host not in known:
         raise RequestError(
             f"--host = {host}: the certificate {path} is for {', '.join(known)}; make the keys with --host {host}"
@@ -202,6 +208,28 @@ def nodes(folder: Path, roll: Roll) -> dict[str, str]:
     return {path.stem: path.read_text() for path in sorted((folder / "nodes").glob("*.pub"))}
 
 
+def renewal(folder: Path | None = None) -> str:
+    """Return what renews the server's certificate; where its folder lies where the keys were made, as it is typed."""
+    here = folder is not None and (folder.parent / "ca" / "ca.key").is_file()
+    return RENEW.format(shlex.quote(str(folder.parent)) if folder is not None and here else "DIR")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A certificate that ends soon, or has ended."""
+
+    what: str
+    end: datetime
+    advice: str
+
+    def said(self, now: datetime) -> str:
+        """Put it into a line."""
+        days = abs(self.end - now).days
+        far = f"{days} day{'s' * (days != 1)}" if days else "less than a day"
+        when = f"ends on {self.end:%Y-%m-%d} ({far} from now)"
+        return f"{self.what} {when if self.end > now else f'ended on {self.end:%Y-%m-%d}, {far} ago'}; {self.advice}"
+
+
 def ends(folder: Path) -> dict[str, datetime]:
     """Return when the certificates of a folder end, by file."""
     found = {}
@@ -211,15 +239,16 @@ def ends(folder: Path) -> dict[str, datetime]:
     return found
 
 
+def endings(folder: Path, now: datetime) -> list[Ending]:
+    """Return which certificates of a folder end soon, and what to do; nothing where there is time."""
+    advice = {"ca.crt": ANEW, "server.crt": f"renew it: {renewal(folder)}, {RESTART}"}
+    return [Ending(str(folder / n), end, advice[n]) for n, end in ends(folder).items() if end - now < SOON]
+
+
 def expiring(folder: Path, now: datetime | None = None) -> list[str]:
-    """Say which certificates of a folder end soon, and what to do; nothing where there is time."""
-    now, said = now or datetime.now(UTC), []
-    for name, end in ends(folder).items():
-        if end - now < SOON:
-            days, verb = (end - now).days, "ends" if end > now else "ended"
-            instead = "make new keys for all" if name == "ca.crt" else RENEW
-            said.append(f"{folder / name} {verb} on {end:%Y-%m-%d} ({days} days from now); {instead}")
-    return said
+    """Say which certificates of a folder end soon, and what to do."""
+    now = now or datetime.now(UTC)
+    return [ending.said(now) for ending in endings(folder, now)]
 
 
 def anywhere(host: str) -> bool:

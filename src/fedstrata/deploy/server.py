@@ -20,6 +20,7 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
 from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES, STREAM
+from fedstrata.deploy.certificate_watch import why_ended
 from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.processes import Household, running
 from fedstrata.deploy.roll_watch import RollWatch
@@ -174,7 +175,8 @@ def hand_in(server: FederationServer, config: Mapping[str, Any]) -> str:
     try:
         status, said = tell(server.address, SUBMIT, server.authority, json.dumps(config).encode(), SUBMITTING)
     except (OSError, ValueError) as error:
-        raise FedstrataError(f"the server at {server.address} does not answer: {error}") from None
+        why = why_ended(error, server.address, server.authority) or f"it does not answer: {error}"
+        raise FedstrataError(f"the server at {server.address}: {why}") from None
     if status == 404:
         raise FedstrataError("the server was started with another version of fedstrata; start it again")
     if status != 200:

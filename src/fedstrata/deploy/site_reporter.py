@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ class SiteReporter:
         # The same key as the connection's, also when another lies there: whoever is shut out with it must hear so.
         self._key = None if self.keys is None else NodeKey(self.keys / "node.key")
         self._line = KeptConnection(self.server, None if self.keys is None else self.keys / "ca.crt")
+
+    @property
+    def certificate_end(self) -> datetime | None:
+        """When the server's certificate ends, once the server was reached; None without keys."""
+        return self._line.certificate_end
 
     def turn(self) -> None:
         """Report, if it is time to; a change of state is also said here."""

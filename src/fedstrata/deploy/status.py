@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import flower
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.certificate_watch import why_ended
+from fedstrata.deploy.server import FederationServer, ask
 from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock, conditions
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run
@@ -20,7 +23,7 @@ SILENT = {"state": None, "about": ""}  # of a site that says nothing of itself
 def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, Any]]:
     """Return a row for each site: by name, where its key is registered or its node took part in a run."""
     names = {node: site for site, node in server.nodes().items()} or recall(server.met)
-    nodes = [n for n in flower.flwr(server.folder, flower.listing())["nodes"] if n["status"] != "unregistered"]
+    nodes = [n for n in _listed(server)["nodes"] if n["status"] != "unregistered"]
     rows = _latest([_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP])
     told = conditions(server.folder)
     rows = [_said(row, told.get(row["site"] or "")) for row in rows]
@@ -33,6 +36,19 @@ def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, A
             for site, what in given.items()
         ]
     return sorted(rows, key=lambda row: (row["site"] is None, str(row["site"])))
+
+
+def _listed(server: FederationServer) -> dict[str, Any]:
+    """Ask Flower; it would tell of a certificate that has ended as of a network that is down."""
+    try:
+        return flower.flwr(server.folder, flower.listing())
+    except flower.FlowerError:
+        try:
+            ask(server.address, HEALTH, server.authority)
+        except (OSError, ValueError) as error:
+            if (why := why_ended(error, server.address, server.authority)) is not None:
+                raise FedstrataError(f"the server at {server.address} cannot be asked: {why}") from None
+        raise
 
 
 def _said(row: dict[str, Any], how: SiteCondition | None) -> dict[str, Any]:
