@@ -13,7 +13,7 @@ from rich.console import Console
 from fedstrata.cli import console
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import overview, run_queue, server, site_reports, state
+from fedstrata.deploy import logs, overview, run_queue, server, site_reports, state
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.board_console import BoardConsole
 from fedstrata.deploy.run_queue import tickets, turn
@@ -133,6 +133,44 @@ def test_an_operator_approves_or_refuses_a_run_before_it_begins(there, tmp_path,
         ("approve", "1", "ann", True),
         ("refuse", "2", "ann", True),
     ]
+
+
+def logged(there):
+    """Return what stands in the server's log."""
+    return [json.loads(line) for line in (there.folder / logs.FILE).read_text().splitlines()]
+
+
+def test_who_waits_is_refused_or_gives_up_in_the_queue_is_logged_with_who_asked(there, tmp_path, monkeypatch, cli):
+    wants = a_server(keys=there.keys, approval=True)
+    monkeypatch.setattr(server, "found", lambda *_: wants)
+    ann = str(tmp_path / "keys/operators/ann")
+    monkeypatch.setattr(run_queue.time, "sleep", lambda _: cli("deploy", "console", "refuse", "1", "--operator", ann))
+    with pytest.raises(StoppedError), turn(asked(wants, tmp_path / "one"), print):
+        pass
+
+    def give_up(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_queue.time, "sleep", give_up)
+    with pytest.raises(KeyboardInterrupt), turn(asked(wants, tmp_path / "two"), print):
+        pass
+    taken = asked(there, tmp_path / "three")
+    with turn(taken, print), pytest.raises(RequestError, match="taken"), turn(taken, print):
+        pass
+    lines = logged(wants)
+    assert [(line["event"], line["run"] if "run" in line else line["path"]) for line in lines] == [
+        ("run_waits", "one"),
+        ("operator_said", "one"),
+        ("run_refused", "one"),
+        ("run_waits", "two"),
+        ("run_withdrawn", "two"),
+        ("run_refused", str(tmp_path / "three")),
+    ]
+    assert all(line["asked_by"] == logs.asker() for line in lines if line["event"] != "operator_said")
+    assert all(line["server"] == 8000 for line in lines)
+    assert (lines[1]["action"], lines[1]["operator"], lines[1]["ticket"]) == ("refuse", "ann", 1)
+    assert (lines[2]["why"], lines[2]["level"]) == ("operator ann did not let the run begin", "warning")
+    assert lines[3]["why"] == "run 2 waits for an operator: fedstrata deploy console approve 2"
 
 
 def tickets_words(number, path):

@@ -9,7 +9,7 @@ import pytest
 from deployed import a_run, a_server
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import flower, server, state, status
+from fedstrata.deploy import flower, logs, server, state, status
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
@@ -109,10 +109,17 @@ def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
     assert calls == [], "Flower keeps them over restarts"
     wanted = {"a": wanted["a"], "c": wanted["b"]}
     said = []
+    logs.keep_log(there.folder)
     server.register(there, wanted, said.append)
     assert calls == [("unregister", "2"), ("unregister", "3"), ("register", "c")]
     assert said == ["site b may no longer connect", "site c has a new key", "site c may connect"]
     assert there.nodes() == {"a": "1", "c": "6"}
+    lines = [json.loads(line) for line in (there.folder / logs.FILE).read_text().splitlines()]
+    assert [(line["event"], line["site"]) for line in lines] == [
+        ("site_revoked", "b"),
+        ("site_renewed", "c"),
+        ("site_registered", "c"),
+    ]
 
 
 def test_a_site_is_nobody_before_flower_ends_its_connection(tmp_path, made, monkeypatch):

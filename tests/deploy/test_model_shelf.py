@@ -22,6 +22,8 @@ from fedstrata.deploy.fetch import Shelf, chosen, shelf_of
 from fedstrata.deploy.model_shelf import MODELS, ModelShelf, path_of
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.deploy.run_book import BookedRun
+from fedstrata.remote.flower.failure import write_failure
+from fedstrata.remote.orders import StoppedError
 
 WHO = {"user": "ada", "uid": 7, "host": "h"}
 
@@ -260,3 +262,11 @@ def test_the_server_logs_who_asked_for_which_run_and_what_became_of_it(tmp_path)
     run_book.book(tmp_path, BookedRun("3", str(path), "flips", {}, 5, 3, WHO, resumed=True, at=time.time() + 1))
     assert [e["event"] for e in turn()[3:]] == ["run_submitted", "run_finished"]
     assert turn()[-1]["accuracy"] == 0.5
+    third = BookedRun("4", str(tmp_path / "third"), "flips", {}, 5, 3, WHO)
+    run_book.book(tmp_path, third)
+    write_failure(tmp_path / "third", StoppedError("operator ann stopped the run"))
+    (tmp_path / "third/sites.json").write_text(json.dumps({"run": "2e5b", "sites": {}}))
+    stopped = turn()[-1]
+    assert (stopped["event"], stopped["level"]) == ("run_stopped", "info")
+    assert (stopped["why"], stopped["id"]) == ("operator ann stopped the run", "2e5b"), "sites call it so"
+    assert third.state() == "stopped", "and so figures count it"

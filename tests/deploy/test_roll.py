@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import keys
+from fedstrata.deploy import keys, logs
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.remote.certificates import make_authority
@@ -104,9 +105,10 @@ def test_a_roll_that_is_older_changed_or_signed_by_another_is_refused(own):
             second.followed_by(odd, authority)
 
 
-def test_a_server_that_runs_takes_in_a_later_roll_and_says_what_it_refuses(own, tmp_path):
+def test_a_server_that_runs_takes_in_a_later_roll_and_says_and_logs_what_it_refuses(own, tmp_path):
     said, kept = [], tmp_path / "state"
     kept.mkdir()
+    logs.keep_log(kept)
     first = (own / "server" / FILE).read_bytes()
     watch = RollWatch(own / "server", kept, said.append)
     assert (watch.changed(), said) == (False, [])
@@ -127,6 +129,12 @@ def test_a_server_that_runs_takes_in_a_later_roll_and_says_what_it_refuses(own, 
     again = RollWatch(own / "server", kept, said.append)
     assert again.roll.serial == 2
     assert said[-1] == "roll 1 beside the keys is refused: roll 2 holds here"
+    lines = [json.loads(line) for line in (kept / logs.FILE).read_text().splitlines()]
+    assert [(line["event"], line["level"], line["roll"]) for line in lines] == [
+        ("roll_taken_in", "info", 2),
+        *[("roll_refused", "warning", 2)] * 3,
+    ]
+    assert [line["why"] for line in lines[2:]] == ["the roll cannot be read", "roll 1 is older"]
 
 
 def test_certificates_that_end_are_spoken_of_weeks_before(own, tmp_path, monkeypatch):

@@ -248,6 +248,13 @@ def test_a_log_is_put_aside_when_it_is_full_and_the_oldest_goes(tmp_path, monkey
     assert not json_log.put_aside(path, 60), "there is none now"
 
 
+def test_a_line_for_the_log_of_another_process_does_not_end_who_writes_it(tmp_path):
+    json_log.append_event(tmp_path / "log.jsonl", "run_waits", logging.WARNING, path="p")
+    line = json.loads((tmp_path / "log.jsonl").read_text())
+    assert (line["event"], line["level"], line["path"], line["time"][-6:]) == ("run_waits", "warning", "p", "+00:00")
+    json_log.append_event(tmp_path / "nowhere/log.jsonl", "run_waits")
+
+
 def test_what_flower_prints_is_cut_while_it_is_open(tmp_path):
     path = tmp_path / "superlink.log"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -153,6 +153,9 @@ def test_a_full_disk_is_said_here_and_to_the_server(tmp_path, monkeypatch):
     assert [report.state for report in sent] == ["ready", "disk full", "ready"]
     assert "cannot be written: No space left on device" in sent[1].about
     assert [line.partition(": ")[2][:9] for line in said] == ["DISK FULL", "there is "]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["level"]) for line in lines] == [("disk_full", "error"), ("disk_has_room", "info")]
+    assert "cannot be written: No space left on device" in lines[0]["why"]
 
 
 def test_a_disk_is_known_to_be_full_by_writing_to_it(tmp_path):

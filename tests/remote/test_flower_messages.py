@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -335,3 +336,10 @@ def test_the_thin_app_is_thin():
     with_ours, flowers = (subprocess.check_output([sys.executable, "-c", c], text=True) for c in code)
     assert with_ours == flowers
     assert "torch" not in with_ours
+
+
+def test_the_id_by_which_sites_know_a_run_stands_in_the_server_s_log(tmp_path):
+    asked = RunConfig(tmp_path / "e.toml", tmp_path / "first", 3, server=str(tmp_path))
+    server_app.log_id(asked, "77", "2e5b782c")
+    line = json.loads((tmp_path / "log.jsonl").read_text())
+    assert (line["event"], line["number"], line["run"], line["id"]) == ("run_named", "77", "first", "2e5b782c")

@@ -9,6 +9,7 @@ from in_process_sites import SITES, SMALL, Here, Restartable, hosts, introduce, 
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
+from fedstrata.core.json_log import JsonLines
 from fedstrata.deploy import keys
 from fedstrata.deploy.authority import Authority
 from fedstrata.remote import joining_sites, orders, site_registry, site_server
@@ -242,6 +243,31 @@ def test_a_roll_that_is_older_or_forged_is_refused_with_an_event(federation, tmp
     assert {e["site"] for e in events(run, "roll_refused")} == set(SITES)
     assert "roll 1 is not newer than roll 2" in events(run, "roll_refused")[0]["why"]
     assert "a roll of the server is refused" in caplog.text
+
+
+def test_a_site_says_once_that_it_refuses_a_roll_also_where_its_process_is_started_again(federation, tmp_path, caplog):
+    own = shutil.copytree(federation, tmp_path / "keys")
+    first = Credentials.load(own / "server").roll
+    Authority.open(own).add(["dresden"])
+    for number in (1, 2):
+        site = hosts(SMALL, lambda name: Credentials.load(own / "sites" / name), memory=tmp_path / "memory")["bonn"]
+        for run in ("one", "two"):
+            reply = site.answer(introduce(run=f"{run}-{number}", roll=first.text))
+            assert b"roll 1 is not newer than roll 2" in reply, "the server hears it of every run"
+    Authority.open(own).add(["essen"])
+    site.answer(introduce(run="three", roll=first.text))
+    said = [record for record in caplog.records if getattr(record, "event", "") == "roll_refused"]
+    assert [record.getMessage() for record in said] == [
+        f"a roll of the server is refused: roll 1 is not newer than roll {held}, which holds here" for held in (2, 3)
+    ]
+    line = JsonLines(tmp_path / "log.jsonl", site="bonn").line(said[0])
+    assert (line["event"], line["roll"], line["said"]) == ("roll_refused", 2, said[0].getMessage())
+
+
+def test_the_server_hears_by_which_id_sites_know_a_run(tmp_path):
+    named, made = [], hosts(SMALL)
+    run = train(Here(made), tmp_path / "run", SMALL, named=named.append)
+    assert named == [recorded(run.path)[0]] == [made["bonn"].state()["run"]]
 
 
 def test_a_roll_that_the_owner_puts_beside_the_keys_is_taken_in_without_a_restart(federation, tmp_path):

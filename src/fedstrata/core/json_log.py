@@ -9,18 +9,24 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.file_lock import take_lock
 
+FILE = "log.jsonl"  # in the folder of a server or site
 LARGEST = 10 << 20  # bytes of a log
 KEPT = 5  # older ones: LOG.1 is the newest of them
 
 
 class JsonLines(logging.Handler):
-    """A handler for Python's own logging; `extra={"about": {...}}` of a record becomes fields of its line."""
+    """A handler for Python's own logging; `extra={"about": {...}}` of a record becomes fields of its line.
+
+    So does `extra={"event": NAME}`, for what is also said to people: without it, the message is the event.
+    """
 
     def __init__(self, path: Path, **always: Any):
         super().__init__()
@@ -36,7 +42,9 @@ class JsonLines(logging.Handler):
     def line(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return what stands in the line of a record."""
         about = getattr(record, "about", {})
-        told = {"time": now(record.created), "level": record.levelname.lower(), "event": record.getMessage()}
+        said = {"said": record.getMessage()} if hasattr(record, "event") else {}
+        event = getattr(record, "event", record.getMessage())
+        told = {"time": now(record.created), "level": record.levelname.lower(), "event": event, **said}
         told |= {**self._always, **about}
         if record.exc_info and record.exc_info[1] is not None:
             told["error"] = logging.Formatter().formatException(record.exc_info)
@@ -61,6 +69,13 @@ def append_line(path: Path, told: dict[str, Any]) -> None:
         os.write(handle, (json.dumps(told, default=str) + "\n").encode())
     finally:
         os.close(handle)
+
+
+def append_event(path: Path, event: str, level: int = logging.INFO, /, **about: Any) -> None:
+    """Add a line to the log of another process; where its disk is full, whoever says it goes on."""
+    told = {"time": now(time.time()), "level": logging.getLevelName(level).lower(), "event": event, **about}
+    with suppress(OSError):
+        append(path, told)
 
 
 def put_aside(path: Path, largest: int = LARGEST, kept: int = KEPT) -> bool:

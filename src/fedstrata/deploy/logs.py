@@ -1,6 +1,6 @@
 """What servers and sites log: who asked for which run, with which method and privacy, and what became of it.
 
-    server-PORT/log.jsonl    the server: started, sites, runs submitted, begun, finished, failed
+    server-PORT/log.jsonl    the server: started, rolls, sites, runs from the queue to their end, what operators said
     site-NAME/log.jsonl      a site: started, connected, its process; runs that it admitted or refused, and whose
     superlink.log, supernode.log    what Flower prints
 
@@ -16,9 +16,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.json_log import JsonLines, cut_off
+from fedstrata.core.json_log import FILE, JsonLines, cut_off
 
-FILE = "log.jsonl"
 PRINTED = ("superlink.log", "supernode.log")
 LOG = logging.getLogger("fedstrata.deploy")
 

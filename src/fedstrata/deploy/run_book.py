@@ -16,9 +16,10 @@ from typing import Any
 from fedstrata.core.file_lock import is_locked
 from fedstrata.core.json_log import append_line, now
 from fedstrata.deploy.logs import note
-from fedstrata.remote.flower.failure import FAILED
+from fedstrata.remote.flower.failure import FAILED, was_stopped
 
 FILE = "runs.jsonl"
+SITES = "sites.json"  # in a run folder: `remote/site_registry.py` writes it, and needs torch
 WAITING, RUNNING, FINISHED, FAILED_STATE, STOPPED = "waiting", "running", "finished", "failed", "stopped"
 LOOK = 2.0  # seconds between two looks at runs that are not over
 NEW = 3600.0  # seconds in which a run without a folder may still be waiting for its sites
@@ -48,7 +49,7 @@ class BookedRun:
         """Say what has become of it, from what lies in its folder."""
         folder = Path(self.path)
         if (folder / FAILED).exists():
-            return FAILED_STATE
+            return STOPPED if was_stopped(folder) else FAILED_STATE
         if (folder / "summary.json").exists():
             return FINISHED
         if is_locked(folder / "lock"):
@@ -56,9 +57,18 @@ class BookedRun:
         begun = (folder / "events.jsonl").exists()
         return STOPPED if begun or time.time() - self.at > NEW else WAITING
 
+    def id(self) -> str | None:
+        """Return what sites call it, in their logs and reports; None before they were told to begin."""
+        try:
+            return str(json.loads((Path(self.path) / SITES).read_text())["run"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
     def about(self) -> dict[str, Any]:
         """Return what logs say of it."""
-        return {key: value for key, value in asdict(self).items() if key != "at"} | {"run": self.name}
+        id = self.id()
+        told = {key: value for key, value in asdict(self).items() if key != "at"} | {"run": self.name}
+        return told if id is None else told | {"id": id}
 
 
 def book(folder: Path, run: BookedRun) -> None:
@@ -123,7 +133,7 @@ class RunWatch:
 
 def _outcome(folder: Path, state: str) -> dict[str, Any]:
     try:
-        if state == FAILED_STATE:
+        if state == FAILED_STATE or was_stopped(folder):
             return {"why": str(json.loads((folder / FAILED).read_text()).get("message", ""))[:500]}
         if state == FINISHED:
             told = json.loads((folder / "summary.json").read_text())

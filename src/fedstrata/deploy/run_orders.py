@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.keys import refuse_readable
-from fedstrata.deploy.run_queue import Ticket, control_of, find, roll_of
+from fedstrata.deploy.run_queue import Ticket, control_of, find, log, roll_of
 from fedstrata.deploy.server import FederationServer
 from fedstrata.remote.orders import FILE, Action, OperatorOrder, give_order, operator_key
 
@@ -21,6 +21,7 @@ def order(server: FederationServer, action: Action, run: str, operator: Path | N
             f"{ticket.words} cannot be told to {action}; what it can be told: {', '.join(now) or 'nothing'}"
         )
     give_order(server.folder / FILE, said)
+    log(server, "operator_said", action=said.action, operator=said.operator, **ticket.about())
     return f"{said.operator} said {action} to {ticket.words}"
 
 

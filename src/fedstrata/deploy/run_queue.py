@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import os
 import re
 import time
@@ -16,11 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedstrata.config.naming import name_run
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.file_lock import in_turn, is_locked, take_lock
 from fedstrata.core.files import write_atomically
+from fedstrata.core.json_log import FILE as LOG
+from fedstrata.core.json_log import append_event
+from fedstrata.deploy.logs import asker
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.submit import Submission, over
 from fedstrata.remote.credentials import Credentials
@@ -48,6 +53,10 @@ class Ticket:
     def id(self) -> str:
         """What operators call it."""
         return str(self.number)
+
+    def about(self) -> dict[str, Any]:
+        """Return what logs say of it."""
+        return {"ticket": self.number, "run": Path(self.path).name, "path": self.path, "method": self.method}
 
     @property
     def words(self) -> str:
@@ -84,7 +93,8 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
     folder = submission.server.folder / QUEUE
     folder.mkdir(mode=0o700, exist_ok=True)
     with in_turn(folder / "lock"):
-        _refuse_taken(submission)
+        with _logged(submission.server, path=str(submission.path)):
+            _refuse_taken(submission)
         number = 1 + max(map(_number, folder.iterdir()), default=0)
         method, now = name_run(submission.experiment.dump()), time.time()
         ticket = Ticket(number, str(submission.path), method, getpass.getuser(), now)
@@ -92,7 +102,8 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
         assert lock is not None
         _write(folder, ticket)
     try:
-        _wait(submission.server, ticket, say)
+        with _logged(submission.server, **ticket.about()):
+            _wait(submission.server, ticket, say)
         ticket = replace(ticket, submitted=True)
         _write(folder, ticket)
         yield ticket
@@ -134,7 +145,26 @@ def _wait(server: FederationServer, ticket: Ticket, say: Say) -> None:
         if news != told:
             say(news)
             told = news
+            log(server, "run_waits", **ticket.about(), why=news, asked_by=asker())
         time.sleep(OFTEN)
+
+
+@contextmanager
+def _logged(server: FederationServer, **about: Any) -> Iterator[None]:
+    """Note in the server's log why a run does not begin: nobody else will hear of it."""
+    try:
+        yield
+    except FedstrataError as error:
+        log(server, "run_refused", logging.WARNING, **about, why=str(error), asked_by=asker())
+        raise
+    except KeyboardInterrupt:
+        log(server, "run_withdrawn", **about, asked_by=asker())
+        raise
+
+
+def log(server: FederationServer, event: str, level: int = logging.INFO, /, **about: Any) -> None:
+    """Write a line into the log of the server."""
+    append_event(server.folder / LOG, event, level, server=server.port, **about)
 
 
 def find(folder: Path, number: str) -> Ticket:

@@ -103,6 +103,7 @@ def serve(asked: FederationServer, say: Say) -> None:
     folder = state.private(asked.folder)
     name = f"a server on port {asked.port}"
     with state.for_sockets(f"server-{asked.port}") as sockets, closing(Household(folder, name)) as household:
+        keep_log(folder, server=asked.port)  # first: rolls and sites are spoken of before the server is up
         _free(asked.host, asked.port)
         server = replace(asked, stream_socket=str(sockets / "stream"))
         log = folder / "superlink.log"
@@ -121,7 +122,6 @@ def serve(asked: FederationServer, say: Say) -> None:
             register(server, keys.nodes(Path(server.keys), rolls.roll), say)
         write_atomically(folder / "server.json", json.dumps(asdict(server)).encode())
         say(next_steps(server))
-        keep_log(folder, server=server.port)
         note("server_started", version=__version__, keys=server.keys is not None, sites=sorted(server.nodes()))
         watch = RunWatch(folder)
         while household.gone() is None:
@@ -196,6 +196,7 @@ def register(server: FederationServer, wanted: Mapping[str, str], say: Say) -> N
             del known[site]
             _note(folder, known)
             say(f"site {site} has a new key" if site in wanted else f"site {site} may no longer connect")
+            note("site_renewed" if site in wanted else "site_revoked", site=site)
     for site, key in wanted.items():
         if site in known:
             continue
@@ -217,6 +218,7 @@ def register(server: FederationServer, wanted: Mapping[str, str], say: Say) -> N
         _note(folder, known)
         if not first:
             say(f"site {site} may connect")
+            note("site_registered", site=site)
 
 
 def _shut_out(folder: Path, node: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +14,9 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.json_log import FILE, append_event
 from fedstrata.deploy.kept_connection import KeptConnection
+from fedstrata.deploy.logs import note
 from fedstrata.deploy.node_signature import NodeKey
 from fedstrata.deploy.site_reports import (
     BUSY,
@@ -81,8 +84,15 @@ class SiteReporter:
                 self.say(
                     f"site {self.site}: {'DISK FULL: ' + about if state == FULL else 'there is room on its disk again'}"
                 )
+                self._log_disk(state == FULL, about)
             self._state, self._since = state, time.time()
         self._send(SiteReport(self.site, state, self._since, about[:200], __version__, roll))
+
+    def _log_disk(self, full: bool, about: str) -> None:
+        """Note it as well, if there is still room for a line: a disk that is full must not end a site."""
+        event, level = ("disk_full", logging.ERROR) if full else ("disk_has_room", logging.INFO)
+        told = {"why": about} if full else {}
+        append_event(self.folder / FILE, event, level, site=self.site, server=self.server, **told)
 
     def close(self) -> None:
         """Say that the site goes; whoever does not hear it finds out."""
@@ -117,6 +127,7 @@ class SiteReporter:
         except OSError:
             return False  # the server is away: whoever waits for it says so
         if status == NO_KEY and self._known:
+            note("key_refused", logging.ERROR, why="it was revoked, or renewed")
             raise RevokedError(
                 f"site {self.site}: the server at {self.server} does not take its key any more: it was "
                 "revoked, or renewed; whoever made the keys knows more"

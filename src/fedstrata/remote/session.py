@@ -298,11 +298,12 @@ def run_at_sites(
     no_stream: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     control: RunControl | None = None,
+    named: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with.
 
     `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for;
-    `control` is what operators say to the run before each of its rounds.
+    `named`, by which id sites know the run; `control` is what operators say to it before each of its rounds.
     """
     path, asked = Path(out), Path(out) / "experiment.toml" if resumed else experiment
     described = asked if isinstance(asked, Experiment) else Experiment.of(asked)
@@ -319,6 +320,7 @@ def run_at_sites(
         say(describe_fault({"event": kind, **fields}).why)
 
     run = before[0] if before else secrets.token_hex(16)
+    named(run)
     question = {
         "run": run,
         "experiment": to_sites(described),

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from fedstrata.remote.site_features import SiteFeatures
 from fedstrata.remote.sums_served import SumsServed
 
 log = logging.getLogger(__name__)
+ROLL_REFUSED = "roll-refused.txt"  # in the folder of a site: the last roll that it refused, and why
 
 
 class SitePrivacy:
@@ -70,6 +72,7 @@ class SitePrivacy:
         self.name, self._load, self._credentials = name, load, credentials
         self._gate, self._enclave = gate or PolicyGate(), EnclaveParty(trusted)
         self._looked: str | None = None  # the roll that lay beside the keys
+        self._refused = ""  # why a roll was refused last
         self._beside()
         # Memories for all runs: sums of different runs could be subtracted as well.
         sums = SumsServed(folder, self._named)
@@ -113,9 +116,22 @@ class SitePrivacy:
                 if isinstance(data, str):
                     self._take_in(self._credentials.take_in(data.encode()), folder)
             except RollError as error:
-                log.warning("a roll of %s is refused: %s", where, error)
+                self._refuse_roll(f"a roll of {where} is refused: {error}", folder)
                 why = str(error) if where == "the server" else ""
         return why
+
+    def _refuse_roll(self, why: str, folder: Path | None) -> None:
+        """Say once that a roll is refused: a server brings it with every run, and this process may be new for each."""
+        kept = None if folder is None else folder / ROLL_REFUSED
+        with suppress(OSError, ValueError):
+            self._refused = kept.read_text() if kept is not None else self._refused
+        if why == self._refused:
+            return
+        self._refused = why
+        log.warning(why, extra={"event": "roll_refused", "about": {"roll": self.serial}})
+        with suppress(OSError):  # its disk may be full
+            if kept is not None:
+                write_atomically(kept, why.encode())
 
     def _beside(self) -> str | None:
         """Return the roll that lies beside the keys, if it is another one than at the last look."""
@@ -132,7 +148,8 @@ class SitePrivacy:
         if later is self._credentials:
             return
         self._credentials = later
-        log.warning("roll %d of %s is taken in", later.roll.serial, later.roll.issued)
+        about = {"roll": later.roll.serial, "issued": later.roll.issued}
+        log.warning("roll %(roll)d of %(issued)s is taken in", about, extra={"event": "roll_taken_in", "about": about})
         if folder is not None:
             write_atomically(folder / FILE, later.roll.write())
 

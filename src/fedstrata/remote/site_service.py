@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.json_log import JsonLines
+from fedstrata.core.json_log import FILE, JsonLines
 from fedstrata.core.origin import find_own_parts_in
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.enclave.launch import Setting
@@ -40,7 +40,7 @@ def serve_site(config: Mapping[str, Any]) -> None:
     load()  # what is wrong with it should be said now
     folder = None if config.get("state") is None else Path(config["state"])
     if folder is not None:
-        log_to(folder / "log.jsonl", site=config["site"], server=config["server"])
+        log_to(folder / FILE, site=config["site"], server=config["server"])
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]), kept=folder)
     host = Host(config["site"], load, credentials, folder, policy, Setting(**config["enclave"]))
     serve(StatedAnswer(with_stream(host.answer, policy.check_server), host.state), Path(config["socket"]))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
+from fedstrata.remote.orders import StoppedError
 
 FAILED = "failed.json"
 
@@ -37,6 +38,14 @@ def read_failure(out: Path) -> FedstrataError | None:
         return FedstrataError(f"the run failed, and {path} cannot be read")
     why = f"the run failed with {told['error']}: {why}; {path} says where" if traced else why
     return RequestError(why) if code == RequestError.exit_code else FedstrataError(why)
+
+
+def was_stopped(out: Path) -> bool:
+    """Say whether it was an operator's word with which a run ended, and nothing that went wrong."""
+    try:
+        return bool(json.loads((out / FAILED).read_text())["error"] == StoppedError.__name__)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def forget_failure(out: Path) -> None:

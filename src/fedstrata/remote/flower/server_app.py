@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.json_log import FILE, append_event
 from fedstrata.core.origin import find_own_parts_in
 from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
@@ -80,10 +81,18 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
                 no_stream=why,
                 say=news,
                 control=control if asked.ticket else None,
+                named=partial(log_id, asked, run),
             )
     finally:
         transport.close()
         messages.close()
+
+
+def log_id(asked: RunConfig, number: str, id: str) -> None:
+    """Note in the server's log by which id sites know the run: it is the one word that their logs share with it."""
+    if asked.server:
+        about = {"number": number, "run": asked.out.name, "path": str(asked.out), "id": id}
+        append_event(Path(asked.server) / FILE, "run_named", **about)
 
 
 def registered(path: Path) -> dict[int, str]:
