@@ -13,7 +13,7 @@ from rich.console import Console
 from fedstrata.cli import console
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import logs, overview, run_queue, server, site_reports, state
+from fedstrata.deploy import logs, overview, run_queue, server, site_reports, state, submit
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.board_console import BoardConsole
 from fedstrata.deploy.run_queue import tickets, turn
@@ -26,11 +26,13 @@ from fedstrata.remote.waiting_note import WaitingNote
 
 @pytest.fixture
 def there(made, tmp_path, monkeypatch):
-    """A server with keys, whose operator is ann."""
+    """A server with keys, whose operator is ann; of its sites, a and b may connect already."""
     own = shutil.copytree(made, tmp_path / "keys")
     Authority.open(own).add_operator("ann")
     here = a_server(keys=str(own / "server"))
     state.private(here.folder)
+    known = {name: {"node": str(i), "key": "k"} for i, name in enumerate("ab")}
+    (here.folder / "nodes.json").write_text(json.dumps(known))
     monkeypatch.setattr(server, "found", lambda *_: here)
     return here
 
@@ -212,6 +214,35 @@ def test_the_console_shows_sites_runs_queue_and_last_answers(there, tmp_path, cl
     assert "round 2: site left out: a: no" in out
     assert [row["given"]["last_round"] for row in told["sites"]] == [1, 2]
     assert told["runs"][0]["ticket"]["number"] == 1
+
+
+def test_a_site_that_was_revoked_is_not_said_to_be_away(there, tmp_path, cli):
+    run = a_run(tmp_path / "one", 2)
+    there.begun(run.path)
+    book = ReportBook(there.folder / site_reports.FILE)
+    for site in "ab":
+        book.take(SiteReport(site, "ready", 0.0))
+    (there.folder / "nodes.json").write_text(json.dumps({"a": {"node": "1", "key": "k"}}))
+    assert there.conditions().keys() == {"a"}
+    assert [(row.site, row.told[0], row.about) for row in overview.look(there).sites] == [
+        ("a", "ready", ""),
+        ("b", "not on the roll", ""),
+    ]
+    code, out, _ = cli("deploy", "console")
+    assert (code, [line.split()[:4] for line in out.splitlines()[2:3]]) == (0, [["b", "not", "on", "the"]])
+    assert submit.sites_now(there).startswith("a is ready since ")
+    assert "b is" not in submit.sites_now(there)
+    assert a_server(keys=None).conditions().keys() == {"a", "b"}, "without keys there is no roll"
+    (there.folder / "run").unlink()
+    assert [row.site for row in overview.look(there).sites] == ["a"], "it is shown only for what it gave"
+
+
+def test_what_has_no_round_is_shown_without_one(there, tmp_path):
+    run = a_run(tmp_path / "one", 1)
+    there.begun(run.path)
+    run.log("paused", why="operator ann paused it")
+    run.log("site_away", site="b", client=1)
+    assert overview.look(there).faults == ["paused: operator ann paused it", "site away: b"]
 
 
 def test_keys_of_the_console_choose_and_order(there, tmp_path):

@@ -166,10 +166,9 @@ def draw(seen: Overview, chosen: int | None = None, said: str = "") -> Group:
 
     sites = _table("site", "state", "since", "last heard", "rounds", "last round", "refused", "about")
     for row in seen.sites:
-        how, given = row.condition, row.given or {}
-        told = ["never heard of", "-", "-"] if how is None else [how.state, clock(how.since), clock(how.heard)]
+        given = row.given or {}
         counted = [str(given.get(key, "-")) for key in ("rounds", "last_round", "refused")]
-        sites.add_row(row.site, *told, *counted, "" if how is None else how.about)
+        sites.add_row(row.site, *row.told, *counted, row.about)
     runs = _table("", "run", "method", "asked for by", "at", "state", "folder")
     for i, run in enumerate(seen.runs):
         t = run.ticket

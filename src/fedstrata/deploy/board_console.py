@@ -41,11 +41,9 @@ class BoardConsole:
 
 
 def _site(row: SiteRow) -> dict[str, str]:
-    how, given = row.condition, row.given or {}
-    told = ("never heard of", "-", "-") if how is None else (how.state, clock(how.since), clock(how.heard))
-    shown = dict(zip(("state", "since", "heard"), told, strict=True))
+    given, shown = row.given or {}, dict(zip(("state", "since", "heard"), row.told, strict=True))
     counted = {key: "-" if given.get(key) is None else str(given[key]) for key in ("rounds", "last_round", "refused")}
-    return {"site": row.site, **shown, **counted, "about": "" if how is None else how.about}
+    return {"site": row.site, **shown, **counted, "about": row.about}
 
 
 def _run(row: RunRow) -> dict[str, Any]:

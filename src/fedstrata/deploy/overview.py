@@ -14,7 +14,7 @@ from fedstrata.deploy.processes import running
 from fedstrata.deploy.run_orders import actions
 from fedstrata.deploy.run_queue import Ticket, control_of, tickets
 from fedstrata.deploy.server import FederationServer
-from fedstrata.deploy.site_reports import SiteCondition, clock, conditions
+from fedstrata.deploy.site_reports import SiteCondition, clock
 from fedstrata.deploy.status import contributed
 from fedstrata.remote.orders import Action
 from fedstrata.remote.waiting_note import read_waiting
@@ -28,8 +28,21 @@ class SiteRow:
     """One site."""
 
     site: str
-    condition: SiteCondition | None  # None: it has never said anything
+    condition: SiteCondition | None  # None: it has never said anything, or is no site of the federation any more
     given: Mapping[str, Any] | None  # to the run that goes on, or was the last
+    known: bool = True  # whether it may connect
+
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """What is shown of it: its state, since when, and when it was last heard."""
+        if self.condition is None:
+            return ("never heard of" if self.known else "not on the roll"), "-", "-"
+        return self.condition.state, clock(self.condition.since), clock(self.condition.heard)
+
+    @property
+    def about(self) -> str:
+        """What it said to its state."""
+        return "" if self.condition is None else self.condition.about
 
 
 @dataclass(frozen=True)
@@ -54,15 +67,15 @@ class Overview:
 
 def look(server: FederationServer) -> Overview:
     """Look now."""
-    latest, how = server.latest(), conditions(server.folder)
+    latest, how, may = server.latest(), server.conditions(), server.nodes()
     events = list(Run(latest).events()) if latest is not None else []
     given = contributed(Run(latest)) if latest is not None else {}
-    names = sorted({*server.nodes(), *how, *given})
+    names = sorted({*may, *how, *given})
     faults = [describe_fault(event) for event in events if event["event"] in FAULTS][-FAULTS_SHOWN:]
     return Overview(
-        [SiteRow(name, how.get(name), given.get(name)) for name in names],
+        [SiteRow(name, how.get(name), given.get(name), server.keys is None or name in may) for name in names],
         [RunRow(ticket, run_state(server, ticket), actions(server, ticket)) for ticket in tickets(server.folder)],
-        [f"round {f.round or 0}: {FAULTS[f.kind]}: {f.why}" for f in faults],
+        [f"{f'round {f.round}: ' if f.round else ''}{FAULTS[f.kind]}: {f.why}" for f in faults],
         _warnings(server),
         latest,
     )

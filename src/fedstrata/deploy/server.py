@@ -26,6 +26,7 @@ from fedstrata.deploy.processes import Household, running
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import RunWatch
 from fedstrata.deploy.run_launcher import SOON, SUBMIT
+from fedstrata.deploy.site_reports import SiteCondition, conditions
 
 READY = 90.0  # seconds in which a server must be up
 SUBMITTING = 120.0  # seconds in which it must have taken a run
@@ -75,6 +76,11 @@ class FederationServer:
     def nodes(self) -> dict[str, str]:
         """Return the ids under which Flower knows the sites, by site; empty where nobody is registered."""
         return {site: entry["node"] for site, entry in _known(self.folder).items() if "key" in entry}
+
+    def conditions(self) -> dict[str, SiteCondition]:
+        """Return how sites are doing; who may not connect any more says nothing, and is not awaited."""
+        told, may = conditions(self.folder), self.nodes()
+        return told if self.keys is None else {site: how for site, how in told.items() if site in may}
 
     @property
     def registered(self) -> Path | None:

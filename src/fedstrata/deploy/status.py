@@ -11,7 +11,7 @@ from fedstrata.deploy import flower
 from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.certificate_watch import why_ended
 from fedstrata.deploy.server import FederationServer, ask
-from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock, conditions
+from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run
 
@@ -25,7 +25,7 @@ def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, A
     names = {node: site for site, node in server.nodes().items()} or recall(server.met)
     nodes = [n for n in _listed(server)["nodes"] if n["status"] != "unregistered"]
     rows = _latest([_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP])
-    told = conditions(server.folder)
+    told = server.conditions()
     rows = [_said(row, told.get(row["site"] or "")) for row in rows]
     if run is not None:
         given = contributed(Run.open(run))

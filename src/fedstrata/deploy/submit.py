@@ -25,7 +25,6 @@ from fedstrata.deploy import flower, state
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.run_book import BookedRun, book
 from fedstrata.deploy.server import FederationServer, hand_in, tail
-from fedstrata.deploy.site_reports import conditions
 from fedstrata.remote.conditions import possible_at_sites
 from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import RunConfig
@@ -210,7 +209,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
 
 def sites_now(server: FederationServer) -> str:
     """Say in a line how sites are doing, as far as they say it."""
-    said = [f"{site} is {how.words()}" for site, how in sorted(conditions(server.folder).items())]
+    said = [f"{site} is {how.words()}" for site, how in sorted(server.conditions().items())]
     return "; ".join(said) or "no site has said how it is doing; `fedstrata deploy status` says which are up"
 
 
