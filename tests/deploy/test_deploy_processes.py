@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import processes
+from fedstrata.deploy import processes, state
 
 
 def wait_for(true, seconds: float = 300.0) -> None:
@@ -76,6 +77,34 @@ def test_a_process_outlives_others_that_its_parent_started(tmp_path):
     assert first.poll() is None
     household.close()
     assert household._lines == {}
+
+
+def test_a_killed_command_s_folder_for_sockets_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    other = tmp_path / "tmp/fedstrata-site-b-x"
+    other.mkdir()
+    script = f"""
+import os
+from contextlib import closing
+from pathlib import Path
+from fedstrata.deploy import state
+from fedstrata.deploy.processes import Household
+folder = Path({str(tmp_path)!r})
+with state.for_sockets("site-a") as sockets, closing(Household(folder, "x")):
+    state.sweep_sockets(folder, sockets)
+    (sockets / "site").touch()
+    os.kill(os.getpid(), 9)
+"""
+    for _ in range(2):
+        around = dict(os.environ, TMPDIR=str(tmp_path / "tmp"))
+        subprocess.run([sys.executable, "-c", script], check=False, env=around)
+        left = {*(tmp_path / "tmp").iterdir()} - {other}
+        assert len(left) == 1, "that of the life before is gone"
+    with state.for_sockets("site-a") as sockets, closing(processes.Household(tmp_path, "x")):
+        state.sweep_sockets(tmp_path, sockets)
+        assert {*(tmp_path / "tmp").iterdir()} == {other, sockets}
+    assert [*(tmp_path / "tmp").iterdir()] == [other]
 
 
 def test_what_a_killed_command_left_is_ended_by_the_next_one(tmp_path):

@@ -42,8 +42,14 @@ def test_a_site_is_added_renewed_and_revoked_with_the_key_that_was_kept(cli, own
     assert ("b" in roll.sites, "b" in roll.nodes, roll.serial) == (False, False, 4)
     authority = (own / "ca/ca.crt").read_bytes()
     roll.check(authority)
-    with pytest.raises(RequestError, match="holds the keys of site nobody, not of site b"):
+    shutil.copy(own / "ca" / FILE, own / "sites/b" / FILE)  # as its owner may do
+    with pytest.raises(RequestError, match="sites/b: site b is not on roll 4: it was revoked, and takes part in "):
         keys.of_site(own / "sites/b", "b")
+    shutil.copy(own / "ca" / FILE, own / "old/a-2" / FILE)
+    with pytest.raises(RequestError, match=r"site a has other keys by roll 4: they were renewed, .* folder sites/a"):
+        keys.of_site(own / "old/a-2", "a")
+    with pytest.raises(RequestError, match="holds the keys of site c, not of site a"):
+        keys.of_site(own / "sites/c", "a")
 
 
 @pytest.mark.parametrize(

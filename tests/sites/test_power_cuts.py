@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 from staging import SMALL, A, B, C, of, taught, wait_for
@@ -55,3 +56,9 @@ def test_commands_that_are_killed_take_with_them_what_they_started(federation):
         federation.commands[name].process.wait()
     wait_for(lambda: not processes.alive(members))
     server._free("127.0.0.1", federation.port)
+    notes = [federation.folder / "state" / name / "sockets" for name in ("site-a", f"server-{federation.port}")]
+    left = [Path(note.read_text()) for note in notes]
+    assert all(folder.is_dir() for folder in left)
+    federation.start_server()
+    federation.start_site("a")
+    assert not any(folder.exists() for folder in left), "what they left in /tmp goes with their next start"

@@ -186,6 +186,7 @@ def attend(client: CheckedClient, say: Say) -> None:
     folder = state.private(state.of_site(client.site))
     name = f"site {client.site}"
     with state.for_sockets(f"site-{client.site}") as sockets, closing(Household(folder, name)) as household:
+        state.sweep_sockets(folder, sockets)
         if client.keys is None:
             say(INSECURE)
         _reach(client, say)

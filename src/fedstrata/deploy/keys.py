@@ -196,9 +196,24 @@ def of_site(folder: Path, site: str) -> Path:
     refuse_readable(folder / "identity.json")
     credentials = Credentials.load(folder)
     owner = next((name for name, key in credentials.sites.items() if key == credentials.identity.public), None)
+    if owner is None:
+        raise RequestError(_off_the_roll(folder, site, credentials.roll))
     if owner != site:
-        raise RequestError(f"--keys {folder} holds the keys of site {owner or 'nobody'}, not of site {site}")
+        raise RequestError(f"--keys {folder} holds the keys of site {owner}, not of site {site}")
     return folder.absolute()
+
+
+def _off_the_roll(folder: Path, site: str, roll: Roll) -> str:
+    """Say why a folder's keys are those of no site any more."""
+    if site in roll.sites:
+        return (
+            f"--keys {folder}: site {site} has other keys by roll {roll.serial}: they were renewed, and these are "
+            f"worthless; bring the new folder sites/{site} here from whoever made the keys"
+        )
+    return (
+        f"--keys {folder}: site {site} is not on roll {roll.serial}: it was revoked, and takes part in nothing any "
+        "more; whoever made the keys knows why"
+    )
 
 
 def nodes(folder: Path, roll: Roll) -> dict[str, str]:

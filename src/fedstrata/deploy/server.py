@@ -109,6 +109,7 @@ def serve(asked: FederationServer, say: Say) -> None:
     folder = state.private(asked.folder)
     name = f"a server on port {asked.port}"
     with state.for_sockets(f"server-{asked.port}") as sockets, closing(Household(folder, name)) as household:
+        state.sweep_sockets(folder, sockets)
         keep_log(folder, server=asked.port)  # first: rolls and sites are spoken of before the server is up
         _free(asked.host, asked.port)
         server = replace(asked, stream_socket=str(sockets / "stream"))

@@ -14,10 +14,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import write_atomically
 from fedstrata.remote.site_socket import LONGEST_PATH
 
 PORT = 8000
@@ -59,6 +60,20 @@ def for_sockets(name: str) -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def sweep_sockets(folder: Path, made: Path) -> None:
+    """Remove the folder for sockets of an earlier life that was killed, and note ours for the next one.
+
+    Only who has the lock of a server's or site's folder may call this: then the earlier life is over.
+    """
+    noted = folder / "sockets"
+    with suppress(OSError, ValueError):
+        left = Path(noted.read_text())
+        if left.name.startswith("fedstrata-") and left != made:
+            shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):  # a full disk: nothing but a folder in /tmp is left then
+        write_atomically(noted, str(made).encode())
 
 
 def site_name(name: str, key: str = "--site") -> str:
