@@ -82,6 +82,7 @@ def test_a_process_outlives_others_that_its_parent_started(tmp_path):
 def test_a_killed_command_s_folder_for_sockets_is_removed_by_the_next_one(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(state, "LONGEST_PATH", 1000)  # nobody listens there
     other = tmp_path / "tmp/fedstrata-site-b-x"
     other.mkdir()
     script = f"""
@@ -90,7 +91,7 @@ from contextlib import closing
 from pathlib import Path
 from fedstrata.deploy import state
 from fedstrata.deploy.processes import Household
-folder = Path({str(tmp_path)!r})
+folder, state.LONGEST_PATH = Path({str(tmp_path)!r}), 1000
 with state.for_sockets("site-a") as sockets, closing(Household(folder, "x")):
     state.sweep_sockets(folder, sockets)
     (sockets / "site").touch()

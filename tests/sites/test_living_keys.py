@@ -50,6 +50,22 @@ def test_in_a_run_that_goes_on_a_site_is_added_one_revoked_and_one_gets_new_keys
         sites.start_site("a")
         run.reaches("site_back", site="a")
     del sites.commands["f"]
+    at_server, at_f = (logged(sites.folder / "state" / name) for name in (f"server-{sites.port}", "site-f"))
+    changes = [(line["event"], line["site"]) for line in at_server if line["event"].startswith("site_re")]
+    assert changes[-4:] == [
+        ("site_registered", "f"),
+        ("site_revoked", "f"),
+        ("site_renewed", "a"),
+        ("site_registered", "a"),
+    ]
+    assert [line["event"] for line in at_f][-1] == "key_refused"
+    named = next(line for line in at_server if line["event"] == "run_named" and line["path"] == str(tmp_path / "run"))
+    assert named["id"] in [line["run"] for line in at_f if line["event"] == "run_admitted"], "both logs can be joined"
+    assert sites.commands["b"].said.count("a roll of the server is refused: roll 1 is not newer than roll 2") <= 1
+
+
+def logged(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def test_a_full_disk_at_a_site_is_said_at_both_ends(changing):
