@@ -119,6 +119,7 @@ def test_status_says_what_ended_and_not_that_the_network_is_down(ended, monkeypa
     warned, said = err.splitlines()
     assert warned.startswith(f"WARNING: {ended}/server/server.crt ended on ")
     assert "the server's certificate has ended on" in said
+    assert f"fedstrata deploy keys renew {ended} server" in said, "where the keys were made, as it is typed"
     assert "network" not in err
     Authority.open(ended).renew("server")
     with served(ended / "server") as address:

@@ -111,7 +111,7 @@ def test_a_roll_that_is_older_changed_or_signed_by_another_is_refused(own):
             second.followed_by(odd, authority)
 
 
-def test_a_server_that_runs_takes_in_a_later_roll_and_says_and_logs_what_it_refuses(own, tmp_path):
+def test_a_server_that_runs_takes_in_a_later_roll_and_says_what_it_refuses(own, tmp_path):
     said, kept = [], tmp_path / "state"
     kept.mkdir()
     logs.keep_log(kept)

@@ -74,7 +74,8 @@ def why_ended(error: Exception, server: str, authority: Path | None) -> str | No
         return f"{authority}, the certificate of the federation's authority, has ended on {end:%Y-%m-%d}; {ANEW}"
     shown = _shown_by(server)
     on = "" if shown is None else f" on {shown:%Y-%m-%d}"
-    return f"the server's certificate has ended{on}; the server renews it: {keys.renewal()}, {RESTART}"
+    renewal = keys.renewal(None if authority is None else authority.parent)
+    return f"the server's certificate has ended{on}; the server renews it: {renewal}, {RESTART}"
 
 
 def _end_of(pem: bytes) -> datetime:
