@@ -8,8 +8,9 @@ from importlib.metadata import EntryPoint
 import pytest
 from asking import PROX, asked, of
 
+from fedstrata.cli.options import overrides
 from fedstrata.config.experiment import Experiment
-from fedstrata.config.tables import assignment, put
+from fedstrata.config.tables import assignment, look_up, put
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
@@ -22,6 +23,7 @@ from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.methods.server_steps.adaptive import ServerAdam, ServerYogi
 from fedstrata.models.mlp import Mlp
+from fedstrata.runs.compare.settings import read_settings
 from fedstrata.testing.tiny import run_rounds, session_of
 
 SGD = {"kind": "sgd", "lr": 1.0, "momentum": 0.0}
@@ -183,7 +185,105 @@ def test_a_key_that_leads_nowhere_is_refused(table, key):
 def test_overrides_win_over_the_source_and_later_ones_over_earlier():
     source = {"train": {"rounds": 3, "lr": 0.5}}
     got = Experiment.of(source, **{"train.rounds": 4, "train": {"rounds": 5}, "train.seed": 6})
-    assert (got.train.rounds, got.train.seed, got.train.lr) == (5, 6, 0.1)
+    assert (got.train.rounds, got.train.seed, got.train.lr) == (5, 6, 0.5)
+
+
+FILE = {
+    "data": {"clients": 30, "test": 0.3, "partition": {"kind": "dirichlet-class", "alpha": 0.5, "min_size": 5}},
+    "model": {"name": "lenet5", "padding": 2},
+    "method": {"name": "fedprox", "selector": {"kind": "flips", "clusters": 7}, "combiner": "uniform"},
+    "train": {"rounds": 6, "lr": 0.05, "stop": {"target": 0.9, "patience": 3}, "optimizer": {"kind": "sgd"}},
+    "engine": {"kind": "local", "precision": "fp64", "vmap": "never"},
+    "system": {"stragglers": {"rate": 0.1, "mode": "slowest"}},
+}
+LABEL_NOISE = [{"kind": "label-noise", "rate": 0.1}]
+
+
+@pytest.mark.parametrize(
+    ("change", "override", "key", "value"),
+    [
+        # a table without a kind changes the keys that it has
+        ({}, {"train": {"lr": 0.2}}, "train", {"lr": 0.2, "rounds": 6}),
+        ({}, {"train": {"stop": {"target": 0.5}}}, "train.stop", {"target": 0.5, "patience": 3}),
+        ({}, {"train.stop": {"target": 0.5}}, "train.stop", {"target": 0.5, "patience": 3}),
+        ({}, {"train.rounds": 2, "train": {"lr": 0.2}}, "train", {"lr": 0.2, "rounds": 2}),
+        ({}, {"train": {"lr": 0.2}, "train.rounds": 2}, "train", {"lr": 0.2, "rounds": 2}),
+        ({}, {"train": {"stop.target": 0.5}}, "train.stop", {"target": 0.5, "patience": 3}),
+        ({}, {"data": {"clients": 10}}, "data.partition", {"alpha": 0.5, "min_size": 5}),
+        ({}, {"data.partition": {"balance": False}}, "data.partition", {"alpha": 0.5, "balance": False}),
+        ({}, {"system": {"stragglers": {"rate": 0.2}}}, "system.stragglers", {"rate": 0.2, "mode": "slowest"}),
+        ({}, {"engine": {"vmap": "auto"}}, "engine", {"vmap": "auto", "precision": "fp64"}),
+        # stages, and the options of a recipe
+        ({}, {"method": {"sampler": {"least": 4}}}, "method", {"name": "fedprox"}),
+        ({}, {"method": {"selector": "size"}}, "method.corrections.0", PROX),
+        ({}, {"method": {"selector": {"clusters": 3}}}, "method.selector", {"kind": "flips", "clusters": 3}),
+        ({}, {"method": {"corrections": {"0": {"mu": 0.5}}}}, "method.corrections.0", {"kind": "prox", "mu": 0.5}),
+        ({}, {"method.corrections": {0: {"mu": 0.5}}}, "method.corrections.0", {"kind": "prox", "mu": 0.5}),
+        ({"train.optimizer": "adam"}, {"train": {"optimizer": {"beta1": 0.5}}}, "train.optimizer", {"kind": "adam"}),
+        ({}, {"method": {"name": "fedyogi"}}, "method.selector", {"kind": "flips", "clusters": 7}),
+        ({}, {"method": {"name": "fedyogi", "server_step": {"lr": 0.5}}}, "method.server_step", YOGI | {"lr": 0.5}),
+        # a table with a kind describes the whole part, but for what its recipe says of this kind
+        ({}, {"data.partition": {"kind": "dirichlet-class"}}, "data.partition", {"alpha": 0.1, "min_size": 10}),
+        ({}, {"data": {"partition": {"kind": "iid"}}}, "data", {"clients": 30, "partition": {"kind": "iid"}}),
+        ({}, {"engine": {"kind": "local"}}, "engine", {"vmap": "auto", "precision": "fp32"}),
+        ({}, {"method": {"selector": PowerOfChoice(candidates=4)}}, "method.selector", {"candidates": 4}),
+        # another data set or model brings its own options
+        ({}, {"model": {"name": "mlp", "hidden": [8]}}, "model", {"name": "mlp", "hidden": [8]}),
+        ({}, {"model": {"name": "lenet5"}}, "model", {"name": "lenet5", "padding": 2}),
+        ({}, {"data": {"name": "mnist"}}, "data", {"name": "mnist", "clients": 30}),
+        ({}, {"data": {"name": "digits"}}, "data", {"clients": 30, "test": 0.3}),
+        # empty tables change nothing, and turn on what was off
+        ({}, {"train": {}}, "train", {"rounds": 6, "lr": 0.05}),
+        ({}, {"method": {"selector": {}}}, "method.selector", {"kind": "flips", "clusters": 7}),
+        ({}, {"privacy": {"dp": {}}}, "privacy.dp", {"clip": 1.0}),
+        ({"privacy.dp": {"clip": 2.0}}, {"privacy.dp": {}}, "privacy.dp", {"clip": 2.0}),
+        ({"data.drift": None}, {"data": {"drift": {"at": [2]}}}, "data.drift", {"at": [2]}),
+        # null takes a value back, and leaves its neighbours
+        ({}, {"train": {"stop": {"target": None}}}, "train.stop", {"patience": 3}),
+        ({}, {"data.partition": None}, "data.partition", {"alpha": 0.1}),
+        # lists are whole values; the short form of noise takes the place of one
+        ({"model.name": "mlp", "model": {"hidden": [8, 8]}}, {"model": {"hidden": [4]}}, "model", {"hidden": [4]}),
+        ({"data.noise": LABEL_NOISE}, {"data": {"noise": []}}, "data", {"noise": []}),
+        ({"data.noise": LABEL_NOISE}, {"data.noise": {"features": 0.1}}, "data.noise.0", {"kind": "feature-noise"}),
+        ({"data.noise": {"labels": 0.1}}, {"data.noise": {"features": 0.2}}, "data.noise.0", {"rate": 0.1}),
+        ({"data.noise": {"labels": 0.1}}, {"data.noise": {"features": 0.2}}, "data.noise.1", {"sigma": 0.2}),
+    ],
+)
+def test_a_table_put_over_a_file_leaves_what_it_does_not_name(change, override, key, value):
+    source = deepcopy(FILE)
+    if "model" in change:
+        source["model"] = {}
+    for name, changed in change.items():
+        put(source, name, changed)
+    found = look_up(Experiment.of(source, **override).dump(), key)
+    assert {name: found.get(name) for name in value} == value
+
+
+def test_an_experiment_takes_tables_as_a_file_does():
+    whole = Experiment.of(FILE)
+    got = Experiment.of(whole, train={"lr": 0.2}, method={"selector": "size"}, data={"clients": 10}).dump()
+    expected = Experiment.of(whole, **{"train.lr": 0.2, "method.selector": "size", "data.clients": 10}).dump()
+    assert got == expected
+    assert "padding" not in Experiment.of(whole, model={"name": "mlp"}).dump()["model"]
+
+
+def test_two_tables_of_the_command_line_count_together():
+    assert overrides(["train={lr=0.2}", "train={rounds=2}"]) == {"train": {"lr": 0.2, "rounds": 2}}
+    assert overrides(["train.lr=0.2", "train={rounds=2}", "train.lr=0.3"]) == {"train": {"rounds": 2}, "train.lr": 0.3}
+    assert overrides(["train.optimizer=adam", "train.optimizer={beta1=0.5}"]) == {
+        "train.optimizer": {"kind": "adam", "beta1": 0.5}
+    }
+    assert overrides(["a=5", "a={b=1}", "c=[1]", "c=[2]"]) == {"a": {"b": 1}, "c": [2]}
+
+
+def test_rows_and_conditions_keep_what_they_do_not_set():
+    conditions = read_settings({"hard": {"data": {"partition": {"min_size": 5}}}, "dp": {"privacy.dp": {}}}, "condition")
+    hard, private = (Experiment.of(FILE, **condition.overrides).dump() for condition in conditions)
+    assert (hard["data"]["partition"]["alpha"], hard["data"]["clients"]) == (0.5, 30)
+    assert private["privacy"]["dp"]["clip"] == 1.0
+    text = read_settings(["mixed: train={lr=0.2}, method.selector={clusters=3}"], "variant")[0]
+    mixed = Experiment.of(FILE, **text.overrides)
+    assert (mixed.train.rounds, mixed.method.name, mixed.method.selector["kind"]) == (6, "fedprox", "flips")
 
 
 @pytest.mark.parametrize(

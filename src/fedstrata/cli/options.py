@@ -26,7 +26,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def overrides(sets: list[str] | None) -> dict[str, Any]:
-    """Read the `--set` options."""
-    from fedstrata.config.tables import assignment
+    """Read the `--set` options; of a key that is set twice the later value counts, and two tables count together."""
+    from fedstrata.config.tables import assignment, put
 
-    return dict(assignment(text) for text in sets or [])
+    found: dict[str, Any] = {}
+    for text in sets or []:
+        key, value = assignment(text)
+        earlier = found.pop(key, None)
+        together = {"value": earlier} if isinstance(earlier, dict | list | str) else {}
+        put(together, "value", value)
+        found[key] = together["value"]
+    return found

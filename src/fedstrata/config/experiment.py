@@ -333,7 +333,8 @@ class Experiment(Section):
             A TOML file, the same as nested mappings, another experiment, or nothing for the embedded default. Parts may
             be objects. A table `compare` is left to `fedstrata compare`, a table `paper` to `fedstrata reproduce`.
         **overrides
-            Dotted keys and their values, put on top: `**{"train.rounds": 10}`.
+            Dotted keys and their values, put on top: `**{"train.rounds": 10}`. A table without a kind changes the keys
+            that it has, and no others: `train={"rounds": 10}` is the same.
 
         Returns
         -------
@@ -360,9 +361,11 @@ class Experiment(Section):
             table.pop(about, None)
         if told := [key for key in overrides if key.split(".")[0] == "compare"]:
             raise RequestError(f"{told[0]} cannot be set; `fedstrata compare` has options for it")
-        if "method.name" in overrides:
-            _forget_recipe(table, overrides["method.name"])
+        flat = tables.flatten(overrides)
+        if "method.name" in flat:
+            _forget_recipe(table, flat["method.name"])
         for key, value in overrides.items():
+            _forget_options(table, key, value)
             tables.put(table, key, value)
         refuse_unknown(cls, table, "")
         _suggest_training(table)
@@ -466,6 +469,19 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
     for key in {**suggested[0], **suggested[1]}:
         if train.get(key) == old["train"].get(key):
             train.pop(key, None)
+
+
+def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:
+    """A table that names another data set or model brings its own options: leave those of the old one out."""
+    section: type[Section] | None = {"data": Data, "model": ModelChoice}.get(key)
+    there = table.get(key)
+    if section is None or not isinstance(asked, Mapping) or not isinstance(there, dict) or "name" not in asked:
+        return
+    if asked["name"] == GIVEN:  # nothing that was said of other data holds for these
+        table[key] = {}
+    elif asked["name"] != there.get("name", section.model_fields["name"].default):
+        kept = set(section.model_fields) - {"fingerprint"}
+        table[key] = {option: value for option, value in there.items() if option in kept}
 
 
 def refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str = "") -> None:

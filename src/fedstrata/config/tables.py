@@ -111,10 +111,10 @@ def write_value(value: Any) -> str:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted keys; a table with a kind is one value, because it describes a whole part."""
+    """Return dotted keys; a table with a kind is one value, because it describes a whole part, and so is an empty one."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        inner = isinstance(value, Mapping) and "kind" not in value
+        inner = isinstance(value, Mapping) and value and "kind" not in value
         flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": plain(value)}
     return flat
 
@@ -133,19 +133,38 @@ def look_up(table: Mapping[str, Any], key: str) -> Any:
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key inside nested tables; a part that was named plainly becomes a table for its options."""
+    """Set a dotted key inside nested tables; a part that was named plainly becomes a table for its options.
+
+    A table that names no kind changes the keys that it has and no others; one with a kind describes a whole part.
+    """
     *path, last = key.split(".")
     at: Any = table
     for name in path:
         place = _place(at, name, key)
-        if isinstance(at, dict):
-            at.setdefault(name, {})
+        if isinstance(at, dict) and at.get(name) is None:
+            at[name] = {}
         if isinstance(at[place], str):
             at[place] = {"kind": at[place]}
         at = at[place]
         if not isinstance(at, dict | list):
             raise RequestError(f"{key} cannot be set: {name} is not a table")
-    at[_place(at, last, key)] = plain(value)
+    place = _place(at, last, key)
+    there = at.get(place) if isinstance(at, dict) else at[place]
+    if _is_whole(value, there):
+        at[place] = plain(value)
+        return
+    if there is None:
+        at[place] = {}  # an empty table counts too: `privacy.dp = {}` has all defaults
+    for name, inner in value.items():
+        put(table, f"{key}.{name}", inner)
+
+
+def _is_whole(value: Any, there: Any) -> bool:
+    """Say whether a value takes the place of what stands there, and is not a table of some keys of it."""
+    if not isinstance(value, Mapping) or "kind" in value:
+        return True
+    places = all(str(name).isdigit() for name in value)  # of a list: {0 = {mu = 0.1}}
+    return isinstance(there, list) and not places  # the short form of data.noise
 
 
 def _place(at: dict[str, Any] | list[Any], name: str, key: str) -> Any:
