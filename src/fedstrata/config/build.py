@@ -15,7 +15,7 @@ from torch import nn
 
 from fedstrata.client.network import change_head, find_head
 from fedstrata.client.own_module import check_gradient, fill_lazy, take_module
-from fedstrata.config.completion import GIVEN, make
+from fedstrata.config.completion import GIVEN, make, own_options
 from fedstrata.config.experiment import Data, Experiment, ModelChoice
 from fedstrata.config.model_info import place_rows, read_model
 from fedstrata.config.open_stages import open_stages
@@ -39,6 +39,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import FederationInfo
 from fedstrata.data.reading import Label
 from fedstrata.data.sets.base import expect_arrays
+from fedstrata.data.subset import take_some
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
@@ -65,6 +66,8 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
         )
     part = _named("datasets", data, "data")
     arrays = expect_arrays(part, part.load())
+    if data.samples is not None and "samples" not in registry.options("datasets", data.name, "data.name"):
+        arrays = take_some(arrays, data.samples, data.name, experiment.train.seed)
     pixels = arrays.x.dtype == np.uint8
     parts = assemble(
         arrays.x,
@@ -275,7 +278,8 @@ def initial_model(
 
 
 def _named(stage: str, section: Data | ModelChoice, key: str) -> Any:
-    return registry.build(stage, section.name, section.model_extra or {}, key)
+    known = registry.options(stage, section.name, f"{key}.name")
+    return registry.build(stage, section.name, own_options(section, known), key)
 
 
 def _corrections(specs: Any) -> dict[str, LocalPart]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -57,10 +57,11 @@ def _who_has(stage: str, option: str, key: str) -> str:
 
 def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
-    options, own = section.model_extra or {}, {field: getattr(section, field) for field in type(section).model_fields}
+    own = {field: getattr(section, field) for field in type(section).model_fields}
     name: str = own["name"]
     given = name == GIVEN
     known = set() if given else registry.options(stage, name, f"{key}.name")
+    options = own_options(section, known)
     for option in options:
         if option not in known:
             refused = registry.unknown_option(f"{key}.{option}", option, known | set(own))
@@ -77,7 +78,13 @@ def complete_named(stage: str, section: BaseModel, key: str) -> Any:
         own["clients"] = own["clients"] or (None if counts_itself else 20)
         noises = tables.merge_lists([], _noises(own["noise"]), f"{key}.noise")
         own["noise"] = [complete("noises", noise, f"{key}.noise.{i}") for i, noise in enumerate(noises)]
-    return type(section)(**own, **dataclasses.asdict(built))
+    return type(section)(**{**own, **dataclasses.asdict(built)})
+
+
+def own_options(section: BaseModel, known: Collection[str]) -> dict[str, Any]:
+    """Return the options of what a table names: its further keys, and `samples` where a data set has it itself."""
+    itself = {"samples": getattr(section, "samples", None)} if "samples" in known else {}
+    return {**(section.model_extra or {}), **{option: value for option, value in itself.items() if value is not None}}
 
 
 def complete_trackers(asked: Any) -> list[dict[str, Any]] | None:

@@ -75,6 +75,7 @@ class Data(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "digits"
+    samples: Count | None = None  # so many training samples in place of all, of every label in proportion
     clients: Count | None = None  # 20, unless the partition counts them itself
     partition: Spec = None
     proxy: Natural = 0  # training samples that the server holds, for methods that rank models

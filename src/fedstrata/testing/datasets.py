@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedstrata.config.build import build_federation
+from fedstrata.config.completion import own_options
 from fedstrata.config.experiment import Experiment
 from fedstrata.core import registry
 from fedstrata.core.contract import broken
@@ -128,7 +129,7 @@ def _check_by_name(dataset: DataSet, arrays: Arrays) -> None:
     for kind in kinds:
         data = {"name": path, **options, "partition": {"kind": kind}} | ({"clients": clients} if kind == "iid" else {})
         asked = Experiment.of(Experiment.of({"data": data}).dump())  # once more, as from a file
-        assert registry.build("datasets", asked.data.name, asked.data.model_extra or {}, "data") == dataset
+        assert registry.build("datasets", asked.data.name, own_options(asked.data, options), "data") == dataset
         federation = build_federation(asked)
         name = type(dataset).__name__
         dealt = federation.samples + federation.left_out
