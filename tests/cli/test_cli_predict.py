@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from in_process_sites import SITES, SMALL, with_keys
 from PIL import Image
 
-from fedstrata import train
+import fedstrata
+from fedstrata import Arrays, DataSet, train
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
@@ -130,6 +132,93 @@ def test_a_wrong_request_is_one_line_and_writes_nothing(cli, run, tmp_path, args
     assert len(err.splitlines()) == 1
     assert said in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_several_inputs_are_predicted_together(cli, run, lamps):
+    done, data = run
+    x = np.load(data)["test_x"]
+    np.save("first.npy", x[:2])
+    np.save("second.npy", x[2:5])
+    told = json.loads(cli("predict", str(done.path), "first.npy", "second.npy", "--json")[1])
+    assert told["inputs"] == ["first.npy:0", "first.npy:1", "second.npy:0", "second.npy:1", "second.npy:2"]
+    assert told["predictions"] == done.predict(x[:5]).tolist()
+    (Path("more") / "deep").mkdir(parents=True)
+    for place, pixels in zip(("a.png", "more/a.png", "more/deep/b.png"), lamps[1], strict=False):
+        Image.fromarray(pixels).save(place)
+    told = json.loads(cli("predict", str(lamps[0].path), "a.png", "more", "--json")[1])
+    assert told["inputs"] == ["a.png", "more/a.png", "more/deep/b.png"]
+    assert told["predictions"] == lamps[2][:3].tolist()
+    code, out, err = cli("predict", str(done.path), "first.npy", "second.npy", "-o", "second.npy")
+    assert (code, out) == (2, "")
+    assert "is the input itself" in err
+
+
+def test_a_run_that_was_interrupted_is_gone_on_with_first(cli, tmp_path):
+    def interrupt(event):
+        if event["event"] == "round":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(overrides={"train.rounds": 3, "engine.workers": 1}, out="cut", watch=interrupt)
+    np.save("x.npy", np.zeros((1, 1, 8, 8)))
+    code, _, err = cli("predict", "cut", "x.npy")
+    assert code == 2
+    assert "its run is not finished; where it was interrupted, `fedstrata run --resume cut` goes on with it" in err
+
+
+@dataclass(frozen=True)
+class Coded(DataSet):
+    """A data set whose publisher numbers its classes."""
+
+    @property
+    def label_names(self):
+        return {3: "ham and eggs", 7: "spam"}
+
+    def load(self):
+        y = np.arange(60) % 2
+        x = np.stack([y, 1 - y], 1).astype(np.float32)
+        return Arrays(x, 3 + 4 * y, x[:10], 3 + 4 * y[:10])
+
+
+def test_numbers_of_a_named_set_are_told_with_their_names(cli, tmp_path):
+    asked = {"data.name": f"{__name__}:Coded", "data.clients": 2, "data.partition": "iid", "train.rounds": 3}
+    done = train(overrides=asked | {"engine.workers": 1}, out="run")
+    assert (done.classes, done.class_names) == ((3, 7), ("ham and eggs", "spam"))
+    x = np.array([[0, 1], [1, 0]], np.float32)
+    np.savez("new.npz", x=x, y=np.array(["ham and eggs", "spam"]))
+    np.savez("numbers.npz", x=x, y=[3, 7])
+    assert done.predict(x).tolist() == [3, 7]
+    header, *rows = csv.reader(cli("predict", "run", "new.npz")[1].splitlines())
+    assert header == ["input", "prediction", "probability", "name"]
+    assert [(row[1], row[3]) for row in rows] == [("3", "ham and eggs"), ("7", "spam")]
+    told = json.loads(cli("predict", "run", "new.npz", "--json")[1])
+    assert (told["predictions"], told["names"]) == ([3, 7], ["ham and eggs", "spam"])
+    code, out, _ = cli("evaluate", "run", "new.npz")
+    assert code == 0
+    assert "  recall of 3, ham and eggs 1.0000" in out
+    scores = json.loads(cli("evaluate", "run", "numbers.npz", "--json")[1])
+    assert (scores["accuracy"], scores["class_names"]) == (1.0, {"3": "ham and eggs", "7": "spam"})
+    assert cli("export", "run", "--torch-export", "-o", "model.pt2")[0] == 0
+    extra = {"classes.json": "", "class_names.json": ""}
+    torch.export.load("model.pt2", extra_files=extra)
+    assert [json.loads(names) for names in extra.values()] == [[3, 7], ["ham and eggs", "spam"]]
+
+
+def test_an_exported_table_says_that_it_takes_encoded_rows(cli, tmp_path):
+    rows = "".join(f"{i % 7},{'ab'[i % 2]},{'yes' if i % 2 else 'no'}\n" for i in range(60))
+    (tmp_path / "own.csv").write_text("size,kind,label\n" + rows)
+    asked = {"data.name": "own", "data.path": "own.csv", "data.clients": 1, "train.rounds": 1, "engine.workers": 1}
+    done = train(overrides=asked | {"data.partition": "iid"}, out=tmp_path / "run")
+    code, out, _ = cli("export", "run", "--torch-export", "-o", "own.pt2")
+    assert code == 0
+    said = 'fedstrata.Run("run").saved.info.preprocessing.encode(table)'
+    assert "it takes encoded rows of 3 numbers" in out
+    assert said in out
+    encoded = eval(said, {"fedstrata": fedstrata, "table": {"size": [1, 2], "kind": ["a", "b"]}})
+    logits = torch.export.load("own.pt2").module()(torch.tensor(encoded, dtype=torch.float32))
+    table = done.predict({"size": [1, 2], "kind": ["a", "b"]}).tolist()
+    assert [done.classes[i] for i in logits.argmax(1)] == table
+    assert "takes" in json.loads(cli("export", "run", "--torchscript", "--json")[1])
 
 
 @pytest.fixture(scope="module")

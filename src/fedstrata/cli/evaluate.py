@@ -27,9 +27,11 @@ def evaluate(
     """Score the model of a run on samples whose labels are known."""
     from fedstrata.remote.label_names import open_model
 
-    scores = open_model(run, keys).evaluate(data, label=label)
+    saved = open_model(run, keys)
+    scores = saved.evaluate(data, label=label)
+    called = dict(zip(map(str, saved.classes), saved.class_names, strict=True)) if saved.has_names else {}
     if as_json:
-        print(json.dumps(scores))
+        print(json.dumps(scores | ({"class_names": called} if called else {})))
         return
     recall = scores.pop("recall")
     print(
@@ -38,5 +40,7 @@ def evaluate(
             for key, value in scores.items()
         )
     )
-    for name, share in recall.items():
-        print(f"  {f'recall of {name}':20} {'not tested' if share is None else f'{share:.4f}'}")
+    named = {label: f"recall of {label}" + (f", {called[label]}" if label in called else "") for label in recall}
+    width = max(20, *map(len, named.values()))
+    for label, share in recall.items():
+        print(f"  {named[label]:{width}} {'not tested' if share is None else f'{share:.4f}'}")

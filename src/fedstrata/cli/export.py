@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstrata.cli.options import AsJson
 from fedstrata.cli.predict import Keys, Model
 from fedstrata.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from fedstrata.runs.saved_model import SavedModel
 
 
 def export(
@@ -41,4 +44,21 @@ def export(
     path = out or Path(f"model{exporting.SUFFIXES[kind]}")
     exporting.export(saved, kind, path)
     told = {"kind": kind, "out": str(path), "bytes": path.stat().st_size, "classes": saved.classes}
+    told |= {"class_names": saved.class_names} if saved.has_names else {}
+    note = _encoded_first(saved) if kind != "state-dict" else None
+    told |= {} if note is None else {"takes": note}
     print(json.dumps(told) if as_json else f"{kind}: {path} ({told['bytes']:,} bytes)")
+    if note is not None and not as_json:
+        print(note)
+
+
+def _encoded_first(saved: SavedModel) -> str | None:
+    """Say what has to be done to a table before it goes in; None: nothing."""
+    columns = saved.info.preprocessing.columns
+    if all(column.values is None for column in columns):
+        return None
+    width = sum(column.width for column in columns)
+    return (
+        f"it takes encoded rows of {width} numbers, not the table with its text: "
+        f'fedstrata.Run("{saved.path.parent}").saved.info.preprocessing.encode(table) makes them, of a data frame'
+    )

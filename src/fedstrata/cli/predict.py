@@ -6,14 +6,20 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
 from fedstrata.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedstrata.runs.saved_model import SavedModel
 
 Model = Annotated[
     Path,
@@ -31,7 +37,10 @@ Keys = Annotated[
 
 def predict(
     run: Model,
-    inputs: Annotated[Path, typer.Argument(metavar="INPUT", help="CSV, Parquet, .npz, .npy, image or folder of them.")],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="CSV, Parquet, .npz, .npy, images or folders of them; several, too."),
+    ],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write them as CSV.")] = None,
     keys: Keys = None,
     as_json: AsJson = False,
@@ -42,28 +51,52 @@ def predict(
 
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise RequestError(f"-o {out} is a folder, or there is none to write it to; name a file")
-    if out is not None and out.exists() and inputs.exists() and out.samefile(inputs):
+    if out is not None and out.exists() and any(one.exists() and out.samefile(one) for one in inputs):
         raise RequestError(f"-o {out} is the input itself, and would take its place; name another file")
     saved = open_model(run, keys)
     if saved.names is None and saved.info.label_directory is not None:
         print("note: labels were masked; a site that trained this model names them with --keys", file=sys.stderr)
-    held = saved.inputs(inputs)
-    shares = saved.probabilities(held.x)
-    labels = [saved.classes[at] for at in shares.argmax(1)]
-    sure = shares.max(1).tolist()
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["input", "prediction", "probability"])
-    table.writerows([name, label, f"{share:.6f}"] for name, label, share in zip(held.names, labels, sure, strict=True))
+    x, names = _read(saved, inputs)
+    shares = saved.probabilities(x)
+    at = shares.argmax(1).tolist()
+    labels, sure = [saved.classes[i] for i in at], shares.max(1).tolist()
+    called = [saved.class_names[i] for i in at] if saved.has_names else None
+    text = _csv(names, labels, sure, called)
     if out is not None:
         try:
-            write_atomically(out, text.getvalue().encode())
+            write_atomically(out, text.encode())
         except OSError as error:
             raise RequestError(f"-o {out} cannot be written: {error}") from None
     if as_json:
-        told = {"predictions": labels, "probabilities": sure, "inputs": list(held.names), "classes": saved.classes}
+        told = {"predictions": labels, "probabilities": sure, "inputs": names, "classes": saved.classes}
+        told |= {} if called is None else {"names": called, "class_names": saved.class_names}
         print(json.dumps(told | ({} if out is None else {"out": str(out)})))
     elif out is not None:
         print(f"{len(labels):,} predictions: {out}")
     else:
-        print(text.getvalue(), end="")
+        print(text, end="")
+
+
+def _read(saved: SavedModel, inputs: Sequence[Path]) -> tuple[Tensor, list[str]]:
+    """Read all samples, and what to call each: by its row or file, and of several inputs by the input too."""
+    import torch
+
+    held = [saved.inputs(one) for one in inputs]
+    if len(inputs) == 1:
+        return held[0].x, list(held[0].names)
+    names = []
+    for path, part in zip(inputs, held, strict=True):
+        alone = list(part.names) == [path.name]  # an image
+        inside = [str(path / name) if path.is_dir() else f"{path}:{name}" for name in part.names]
+        names += [str(path)] if alone else inside
+    return torch.cat([part.x for part in held]), names
+
+
+def _csv(names: Sequence[str], labels: Sequence[Any], sure: Sequence[float], called: Sequence[str] | None) -> str:
+    """Write a line a sample; what a label is called comes last, where it is called anything else."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["input", "prediction", "probability", *([] if called is None else ["name"])])
+    for row, (name, label, share) in enumerate(zip(names, labels, sure, strict=True)):
+        table.writerow([name, label, f"{share:.6f}", *([] if called is None else [called[row]])])
+    return text.getvalue()

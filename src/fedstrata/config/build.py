@@ -95,6 +95,11 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
     return federation.moving(drift, stream, experiment.train.seed)
 
 
+def label_names(data: Data) -> Mapping[Label, str]:
+    """Return what the publisher of a named set calls its labels; empty where nobody does."""
+    return {} if data.name == GIVEN else _named("datasets", data, "data").label_names
+
+
 def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Module | None = None) -> Plan:
     """Build every part and check that they fit together and fit the data."""
     method, train = experiment.method, experiment.train

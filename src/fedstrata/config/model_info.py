@@ -50,6 +50,8 @@ class ModelInfo:
         Of a table: which column held the labels.
     label_directory
         Where classes are placeholders: their names, sealed for the sites that trained the model.
+    class_names
+        What the publisher of the data calls the classes, in order; empty where they are what they are called.
     """
 
     model: Mapping[str, Any]
@@ -62,10 +64,13 @@ class ModelInfo:
     versions: Mapping[str, str]
     columns: Mapping[str, str] = field(default_factory=dict)
     label_directory: Mapping[str, Any] | None = None
+    class_names: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Write it down."""
         plain = {**asdict(self), "preprocessing": json.loads(self.preprocessing.to_json())}
+        if not self.class_names:
+            del plain["class_names"]
         return json.dumps(dict(sorted(plain.items())))
 
     @classmethod
@@ -74,7 +79,8 @@ class ModelInfo:
         said = json.loads(text)
         steps = Preprocessing.from_json(json.dumps(said.pop("preprocessing")))
         known = {key: value for key, value in said.items() if key in cls.__dataclass_fields__}
-        return cls(preprocessing=steps, **{**known, "classes": tuple(known["classes"])})
+        names = {key: tuple(known.get(key, ())) for key in ("classes", "class_names")}
+        return cls(preprocessing=steps, **{**known, **names})
 
     @property
     def given(self) -> bool:

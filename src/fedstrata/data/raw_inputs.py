@@ -64,9 +64,9 @@ def read_inputs(raw: Any, preprocessing: Preprocessing, form: SampleForm, label:
     return RawInputs(x, [str(row) for row in range(len(x))] if names is None else names, labels)
 
 
-def class_indices(labels: Sequence[Any], classes: Sequence[Label]) -> np.ndarray:
-    """Return the class index of every label; "3" and 3.0 are the class 3."""
-    index = {str(label): i for i, label in enumerate(classes)}
+def class_indices(labels: Sequence[Any], classes: Sequence[Label], names: Sequence[str] = ()) -> np.ndarray:
+    """Return the class index of every label, or of what it is called; "3" and 3.0 are the class 3."""
+    index = {**{name: i for i, name in enumerate(names)}, **{str(label): i for i, label in enumerate(classes)}}
     found = [index.get(text := str(label).strip(), index.get(_without_point(text))) for label in labels]
     if strange := sorted({str(label) for label, at in zip(labels, found, strict=True) if at is None}):
         known = ", ".join(map(str, classes[:20]))

@@ -25,7 +25,7 @@ from fedstrata.core.files import write_atomically
 from fedstrata.runs.classifier import Classifier
 from fedstrata.runs.saved_model import SavedModel
 
-CLASSES = "classes.json"  # what TorchScript and torch.export files call the classes
+CLASSES, NAMES = "classes.json", "class_names.json"  # what TorchScript and torch.export files call the classes
 
 
 def export(saved: SavedModel, kind: str, path: Path, model: nn.Module | None = None) -> None:
@@ -58,11 +58,23 @@ def _onnx(saved: SavedModel, module: Classifier) -> bytes:
         program = torch.onnx.export(module, (example_input(saved),), dynamo=True, verbose=False, **names)
     assert program is not None
     proto = program.model_proto
-    for key, value in {"classes": json.dumps(saved.classes), "about": saved.info.to_json()}.items():
+    for key, value in _about(saved).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value
     content: bytes = proto.SerializeToString()
     return content
+
+
+def _about(saved: SavedModel) -> dict[str, str]:
+    """Return the metadata of an ONNX file."""
+    named = {"class_names": json.dumps(saved.class_names)} if saved.has_names else {}
+    return {"classes": json.dumps(saved.classes), **named, "about": saved.info.to_json()}
+
+
+def _labels(saved: SavedModel) -> dict[str, str]:
+    """Return the files that stand beside the model in one of torch's."""
+    named = {NAMES: json.dumps(saved.class_names)} if saved.has_names else {}
+    return {CLASSES: json.dumps(saved.classes), **named}
 
 
 def _torchscript(saved: SavedModel, module: Classifier) -> bytes:
@@ -71,7 +83,7 @@ def _torchscript(saved: SavedModel, module: Classifier) -> bytes:
         traced = torch.jit.trace(  # type: ignore[no-untyped-call]
             module, example_input(saved), check_trace=False
         )
-        torch.jit.save(traced, buffer, _extra_files={CLASSES: json.dumps(saved.classes)})
+        torch.jit.save(traced, buffer, _extra_files=_labels(saved))
     return buffer.getvalue()
 
 
@@ -80,7 +92,7 @@ def _torch_export(saved: SavedModel, module: Classifier) -> bytes:
         program = torch.export.export(
             module, (example_input(saved),), dynamic_shapes={"x": {0: torch.export.Dim("samples")}}
         )
-        torch.export.save(program, Path(place) / "model.pt2", extra_files={CLASSES: json.dumps(saved.classes)})
+        torch.export.save(program, Path(place) / "model.pt2", extra_files=_labels(saved))
         return (Path(place) / "model.pt2").read_bytes()
 
 

@@ -29,6 +29,11 @@ class Predictor(ABC):
         """What the outputs of the model stand for, in order."""
         return self.saved.classes
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What they are called: "Ankle boot" for fashion-mnist's label 9; else as the labels are."""
+        return self.saved.class_names
+
     def module(self, model: nn.Module | None = None) -> Classifier:
         """Build the model, ready to be used: raw inputs go in, logits in the order of `classes` come out.
 

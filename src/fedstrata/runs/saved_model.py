@@ -47,7 +47,9 @@ class SavedModel:
         path = Path(path)
         file = path / "model.safetensors" if path.is_dir() else path
         if not file.is_file():
-            why = "its run is not finished, or it is no run folder" if path.is_dir() else "there is no such file"
+            why = "it is no run folder" if path.is_dir() else "there is no such file"
+            if (path / "experiment.toml").exists():
+                why = f"its run is not finished; where it was interrupted, `fedstrata run --resume {path}` goes on with it"
             below = [found for depth in ("*", "*/*", "*/*/*") for found in sorted(path.glob(f"{depth}/{file.name}"))]
             if below:  # a folder of runs, or a comparison
                 why = f"name one of the runs below it, such as {below[0].parent}"
@@ -77,6 +79,17 @@ class SavedModel:
     def classes(self) -> tuple[Label, ...]:
         """What the outputs stand for, in order."""
         return self.info.classes if self.names is None else self.names
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the outputs are called, in order: by the publisher of the data, or else as the labels are."""
+        own = self.info.class_names if self.names is None else ()
+        return own or tuple(map(str, self.classes))
+
+    @property
+    def has_names(self) -> bool:
+        """Whether outputs are called otherwise than their labels."""
+        return self.class_names != tuple(map(str, self.classes))
 
     def module(self, model: nn.Module | None = None) -> Classifier:
         """Build the network, with its weights and what comes before it, ready to be used."""
@@ -127,7 +140,7 @@ class SavedModel:
             wanted = named if table else "an .npz with y, or folders by class"
             what = raw if isinstance(raw, str | Path) else "an array"
             raise RequestError(f"{what} has no labels to compare with; give {wanted}")
-        y = class_indices(held.labels, self.classes)
+        y = class_indices(held.labels, self.classes, self.class_names)
         logits = self.logits(held.x, model)
         hits = logits.argmax(1).numpy() == y
         recall = recalls(hits, y, len(self.classes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,6 +13,8 @@ from math import isfinite
 from typing import Any
 
 from fedstrata import __version__
+from fedstrata.config.build import label_names
+from fedstrata.config.experiment import Data
 from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
 from fedstrata.core.engine import Log
@@ -21,6 +24,7 @@ from fedstrata.core.events import describe_choice
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
+from fedstrata.data.reading import Label
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
 from fedstrata.runs.health import smaller, worst_told
@@ -152,7 +156,14 @@ def describe_model(session: Session) -> ModelInfo:
         versions={"fedstrata": __version__, "torch": version("torch")},
         columns={key: data[key] for key in ("label", "client") if isinstance(data.get(key), str)},
         label_directory=directory,
+        class_names=() if session.remote is not None else _class_names(experiment.data, classes),
     )
+
+
+def _class_names(data: Data, classes: Sequence[Label]) -> tuple[str, ...]:
+    """Return what the publisher calls the classes; nothing where it names none of them."""
+    names = label_names(data)
+    return tuple(names.get(label, str(label)) for label in classes) if any(c in names for c in classes) else ()
 
 
 def whole_evaluations(events: list[dict[str, Any]]) -> list[Evaluation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -134,6 +134,11 @@ class DataSet(Part):
     def names_clients(self) -> bool:
         """Whether samples come with the client that holds them, who then keeps them unless a partition is asked for."""
         return False
+
+    @property
+    def label_names(self) -> Mapping[Any, str]:
+        """What the publisher calls the labels, where these are numbers or short: shown beside them, never in place."""
+        return {}
 
     @abstractmethod
     def load(self) -> Arrays:

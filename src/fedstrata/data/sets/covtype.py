@@ -25,6 +25,7 @@ from fedstrata.data.statistics import standardise
 
 NUMERIC, WILDERNESS, SOILS = 10, 4, 40
 HELD_OUT = 0.25
+COVERS = ("Spruce/Fir", "Lodgepole Pine", "Ponderosa Pine", "Cottonwood/Willow", "Aspen", "Douglas-fir", "Krummholz")
 ROWS = dict(enumerate((211840, 283301, 35754, 2747, 9493, 17367, 20510), 1))
 
 
@@ -49,6 +50,11 @@ class Covtype(Published):
     )
 
     classes: Literal["all", "two"] = "all"  # two: only classes 1 and 2, the task of Stratify
+
+    @property
+    def label_names(self) -> Mapping[Any, str]:
+        """As in `covtype.info`."""
+        return dict(enumerate(COVERS, 1))
 
     @property
     def key(self) -> str:

@@ -8,9 +8,10 @@ letters of it, a to j.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,6 +59,11 @@ class Femnist(Published):
             test_y=arrays.test_y[test],
             test_groups=arrays.test_groups[test],
         )
+
+    @property
+    def label_names(self) -> Mapping[Any, str]:
+        """The characters, in LEAF's order: digits, capitals, small letters."""
+        return dict(enumerate(digits + ascii_uppercase + ascii_lowercase))
 
     def outline(self) -> tuple[tuple[int, ...], int, int]:
         """Return the shape of a sample, and about how many there are: letters as if all classes were as frequent."""

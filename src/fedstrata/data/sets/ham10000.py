@@ -28,6 +28,15 @@ from fedstrata.data.sources import Source
 
 HELD_OUT = 0.2
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+LESIONS = (
+    "actinic keratosis or intraepithelial carcinoma",
+    "basal cell carcinoma",
+    "benign keratosis",
+    "dermatofibroma",
+    "melanoma",
+    "melanocytic nevus",
+    "vascular lesion",
+)
 MEAN, STD = (0.7630, 0.5456, 0.5700), (0.1409, 0.1526, 0.1700)
 ISIC = "https://isic-challenge-data.s3.amazonaws.com/2018/ISIC2018_Task3_Training"
 
@@ -49,6 +58,11 @@ class Ham10000(Published):
     )
 
     size: Count = 28  # pixels a side; the originals are 600 x 450
+
+    @property
+    def label_names(self) -> Mapping[Any, str]:
+        """As the paper's table has them."""
+        return dict(zip(DIAGNOSES, LESIONS, strict=True))
 
     @property
     def key(self) -> str:

@@ -62,6 +62,11 @@ class MitBih(Published):
     test: Literal["official", "within"] = "official"  # within: a fifth of every record, not records of its own
 
     @property
+    def label_names(self) -> Mapping[Any, str]:
+        """The classes of the AAMI."""
+        return {N: "N (normal)", S: "S (supraventricular)", V: "V (ventricular)", F: "F (fusion)", Q: "Q (unknown)"}
+
+    @property
     def key(self) -> str:
         """Beats with and without pacemaker may both be stored, and both splits."""
         return self.name + ("" if self.paced else "-unpaced") + ("" if self.test == "official" else f"-{self.test}")

@@ -19,6 +19,9 @@ from fedstrata.data.sources import Package, Source
 PARTS = ("train-images*idx3-ubyte*", "train-labels*idx1-ubyte*", "t10k-images*idx3-ubyte*", "t10k-labels*idx1-ubyte*")
 
 
+ARTICLES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
 def _four_files(place: str) -> tuple[Source, ...]:
     """Name images and labels, for training and test, as both data sets do."""
     files = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -82,3 +85,8 @@ class FashionMnist(Mnist):
     test_counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 1000)
     mean: ClassVar[float] = 0.2860
     std: ClassVar[float] = 0.3530
+
+    @property
+    def label_names(self) -> Mapping[Any, str]:
+        """As the authors' table has them."""
+        return dict(enumerate(ARTICLES))

@@ -29,6 +29,7 @@ from fedstrata.data.statistics import standardise
 
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_gyro", "total_acc", "body_acc") for axis in "xyz"]  # the pack: first six
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
+ACTIVITIES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
 HELD_OUT = 0.2  # of every subject, with test = "within"
 
 
@@ -47,6 +48,11 @@ class UciHar(Published):
 
     form: Literal["features", "signals"] = "features"  # 561 features a window, or signals of 9 channels x 128
     test: Literal["official", "within"] = "official"  # within: a fifth of every subject, not subjects of its own
+
+    @property
+    def label_names(self) -> Mapping[Any, str]:
+        """As in `activity_labels.txt`, which counts from 1."""
+        return dict(enumerate(ACTIVITIES))
 
     @property
     def key(self) -> str:
