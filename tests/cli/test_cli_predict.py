@@ -163,7 +163,7 @@ def test_a_run_that_was_interrupted_is_gone_on_with_first(cli, tmp_path):
     np.save("x.npy", np.zeros((1, 1, 8, 8)))
     code, _, err = cli("predict", "cut", "x.npy")
     assert code == 2
-    assert "its run is not finished; where it was interrupted, `fedstrata run --resume cut` goes on with it" in err
+    assert "its run is not finished; if it was interrupted, `fedstrata run --resume cut` goes on with it" in err
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,9 @@ def test_two_tables_of_the_command_line_count_together():
 
 
 def test_rows_and_conditions_keep_what_they_do_not_set():
-    conditions = read_settings({"hard": {"data": {"partition": {"min_size": 5}}}, "dp": {"privacy.dp": {}}}, "condition")
+    conditions = read_settings(
+        {"hard": {"data": {"partition": {"min_size": 5}}}, "dp": {"privacy.dp": {}}}, "condition"
+    )
     hard, private = (Experiment.of(FILE, **condition.overrides).dump() for condition in conditions)
     assert (hard["data"]["partition"]["alpha"], hard["data"]["clients"]) == (0.5, 30)
     assert private["privacy"]["dp"]["clip"] == 1.0

@@ -91,6 +91,26 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(key, meant):
     refused([key, *([f'did you mean "{meant}"', "allowed: "] if meant else ["not an option"])], **{key: 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("rounds", "train.rounds"),
+        ("round", "train.rounds"),
+        ("batchsize", "train.batch_size"),
+        ("seed", "train.seed"),
+        ("lr", "train.lr"),
+        ("clients", "data.clients"),
+        ("alpha", "data.partition.alpha"),
+        ("selector", "method.selector"),
+        ("target", "train.stop.target"),
+        ("momentum", "method.server_step.momentum or train.optimizer.momentum"),
+    ],
+)
+def test_a_key_without_its_table_is_told_in_full(name, key):
+    refused([f"{name} is not an option (did you mean {key}?); tables: data, "], **{name: 3})
+    refused([f"did you mean {key}?"], {name: 3})
+
+
 def test_an_option_of_another_engine_is_refused_with_the_engine_that_has_it():
     refused(["engine.replicas", 'engine.kind = "ray"', "--set 'engine="], **{"engine.replicas": 2})
 

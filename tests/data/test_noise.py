@@ -10,6 +10,7 @@ from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data import noise
+from fedstrata.data.federation import Federation
 from fedstrata.data.noise import FeatureNoise, LabelNoise
 
 STREAMS = Streams(3)
@@ -203,3 +204,9 @@ def test_large_data_are_worked_through_in_chunks():
 def test_features_that_cannot_be_disturbed_are_refused(part, x, said):
     with pytest.raises(RequestError, match=said):
         noisy(part, x, np.arange(9)[:, None])
+
+
+def test_options_of_an_object_are_checked_as_those_of_a_table_are():
+    federation = Federation.from_arrays(np.zeros((20, 2)), np.arange(20) % 2, [range(20)])
+    with pytest.raises(RequestError, match=r"noises.1: LabelNoise.rate = 3 is not valid; allowed: a number <= 1"):
+        federation.with_noise([LabelNoise(rate=0.1), LabelNoise(rate=3)])

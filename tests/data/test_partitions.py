@@ -1,5 +1,7 @@
 """Partitions: the oracles and properties of part D of the specification."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
+from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
@@ -298,3 +301,21 @@ def test_digits_are_embedded_and_split_by_label():
     train, test = np.bincount(arrays.y), np.bincount(arrays.test_y)
     assert (train + test).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert test.tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]  # a fifth of each, rounded
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        (DirichletClass(alpha=-1), "partition: DirichletClass.alpha = -1 is not valid; allowed: a number > 0"),
+        (DirichletClass(alpha="x"), 'partition: DirichletClass.alpha = "x" is not valid; allowed: a number'),
+        (LabelsPerClient(labels=0), "partition: LabelsPerClient.labels = 0 is not valid; allowed: a number >= 1"),
+    ],
+)
+def test_options_of_an_object_are_checked_as_those_of_a_table_are(partition, said):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        Federation.from_arrays(np.zeros((60, 2)), np.arange(60) % 3, 3, partition=partition)
+
+
+def test_numbers_of_numpy_are_options_too():
+    partition = DirichletClass(alpha=np.float32(0.5), min_size=np.int64(1))
+    assert len(Federation.from_arrays(np.zeros((60, 2)), np.arange(60) % 3, 3, partition=partition)) == 3

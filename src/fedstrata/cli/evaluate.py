@@ -40,7 +40,7 @@ def evaluate(
             for key, value in scores.items()
         )
     )
-    named = {label: f"recall of {label}" + (f", {called[label]}" if label in called else "") for label in recall}
+    named = {name: f"recall of {name}" + (f", {called[name]}" if name in called else "") for name in recall}
     width = max(20, *map(len, named.values()))
-    for label, share in recall.items():
-        print(f"  {named[label]:{width}} {'not tested' if share is None else f'{share:.4f}'}")
+    for name, share in recall.items():
+        print(f"  {named[name]:{width}} {'not tested' if share is None else f'{share:.4f}'}")

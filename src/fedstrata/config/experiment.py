@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -28,6 +30,8 @@ from fedstrata.core.options import (
 from fedstrata.methods.recipes import STAGES
 
 ABOUT = ("compare", "paper")  # what a comparison of such experiments holds, what a paper prints: no run depends on it
+
+LIKE = 0.8  # how like a key a name must be to be taken for it
 
 Spec = Any  # a part by name, `"size"`, or with options, `{kind = "size", ...}`; checked when it is completed
 
@@ -473,7 +477,7 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
 
 
 def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:
-    """A table that names another data set or model brings its own options: leave those of the old one out."""
+    """Leave out options of a data set or model where a table names another one, which brings its own."""
     section: type[Section] | None = {"data": Data, "model": ModelChoice}.get(key)
     there = table.get(key)
     if section is None or not isinstance(asked, Mapping) or not isinstance(there, dict) or "name" not in asked:
@@ -485,11 +489,47 @@ def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:
         table[key] = {option: value for option, value in there.items() if option in kept}
 
 
+def _meant(name: str) -> str:
+    """Return the key in full that ends in a name, or in one like it; empty where it is more like a table's."""
+    if get_close_matches(name, Experiment.model_fields, n=1, cutoff=LIKE):
+        return ""
+    by_name: dict[str, list[str]] = {}
+    for key in _leaves():
+        by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    near = get_close_matches(name, by_name, n=1, cutoff=LIKE)
+    keys = sorted(by_name[near[0]], key=lambda key: key.count(".")) if near else []
+    return " or ".join(key for key in keys if key.count(".") == keys[0].count("."))
+
+
+@cache
+def _leaves() -> list[str]:
+    """Return all keys below the tables, with the options of the parts that are there by default."""
+
+    def of(section: type[Section], prefix: str) -> Iterator[str]:
+        for name, field in section.model_fields.items():
+            yield f"{prefix}{name}"
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if isinstance(kind, type) and issubclass(kind, Section):
+                    yield from of(kind, f"{prefix}{name}.")
+
+    def options(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        for name, value in table.items():
+            yield f"{prefix}{name}"
+            yield from options(value, f"{prefix}{name}.") if isinstance(value, Mapping) else ()
+
+    keys = dict.fromkeys([*of(Experiment, ""), *options(Experiment.of().dump(), "")])
+    return [key for key in keys if "." in key and key not in ("data.fingerprint", "method.chosen")]
+
+
 def refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str = "") -> None:
     """Refuse keys that a section does not have, with those that were probably meant."""
     fields = section.model_fields
     for key, value in table.items():
         if key not in fields:
+            if section is Experiment and (meant := _meant(key)):
+                raise RequestError(
+                    f"{key} is not an option (did you mean {meant}?); tables: {', '.join(sorted(fields))}"
+                )
             if section.model_config.get("extra") == "forbid":
                 raise registry.unknown_option(f"{prefix}{key}", key, set(fields))
             continue

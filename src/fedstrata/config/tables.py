@@ -111,7 +111,7 @@ def write_value(value: Any) -> str:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted keys; a table with a kind is one value, because it describes a whole part, and so is an empty one."""
+    """Return dotted keys; a table with a kind is one value, for it describes a whole part, and so is an empty one."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         inner = isinstance(value, Mapping) and value and "kind" not in value

@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoints, entry_points
 from pathlib import PureWindowsPath
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError, with_config
 
 from fedstrata.core import origin
 from fedstrata.core.errors import RequestError, unknown_name
@@ -117,6 +117,17 @@ def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
             raise unknown_option(f"{key}.{option}", option, known)
     origin.check_options(part, given, key)
     return validate(part, given, key)
+
+
+def check_object(part: Any, key: str) -> None:
+    """Check the options of a part that came as an object, as those of a table are: `key` is where it was given."""
+    if not dataclasses.is_dataclass(part):
+        return
+    given = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+    try:
+        validate(type(part), given, f"{key}: {type(part).__name__}")
+    except PydanticUserError:  # annotations that nobody can read, which a table could not be checked against either
+        return
 
 
 def make_part(kind: str, name: str, /, **options: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo, GroundTruth, label_facts
 from fedstrata.core.client_parts import Client
 from fedstrata.core.errors import RequestError
@@ -221,6 +222,8 @@ class Federation:
         if not noises:
             return self
         clients = [self.train_split[i] for i in range(len(self))]
+        for place, noise in enumerate(noises):
+            registry.check_object(noise, f"noises.{place}")
         for place, noise in enumerate(noises):  # two of a kind must not draw the same numbers
             streams = Streams(Streams(seed).torch_seed("noise", step=place))
             x, y = disturb(noise, x, y, clients, len(self.classes), streams)

@@ -28,6 +28,7 @@ def deal_samples(partition: Any, clients: Any, train: Labelled, test: Labelled, 
             f"clients = {clients}, partition = {partition!r}: give a partition, such as "
             'partition="iid" or {"kind": "dirichlet-class", "alpha": 0.3}, or the rows of each client'
         )
+    registry.check_object(partition, "partition")
     return partition.deal(train, test, None if clients is None else int(clients), streams("partition"))
 
 

@@ -282,6 +282,8 @@ class _Replies:
 def _part(stage: str, given: Any, key: str) -> Any:
     """Build a part, and refuse what needs our own code at the clients."""
     part: Any = given if isinstance(given, Part) else make(stage, tables.spec(given, key), key)
+    if part is given:
+        registry.check_object(part, key)
     name = _name(part)
     probes, meters = sorted(set(part.programs) - {PROFILE}), [] if name in TOLD else part.meters(())
     why = None

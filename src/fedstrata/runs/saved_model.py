@@ -49,7 +49,7 @@ class SavedModel:
         if not file.is_file():
             why = "it is no run folder" if path.is_dir() else "there is no such file"
             if (path / "experiment.toml").exists():
-                why = f"its run is not finished; where it was interrupted, `fedstrata run --resume {path}` goes on with it"
+                why = f"its run is not finished; if it was interrupted, `fedstrata run --resume {path}` goes on with it"
             below = [found for depth in ("*", "*/*", "*/*/*") for found in sorted(path.glob(f"{depth}/{file.name}"))]
             if below:  # a folder of runs, or a comparison
                 why = f"name one of the runs below it, such as {below[0].parent}"
