@@ -15,6 +15,7 @@ import pytest
 import fedstrata
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy import health
+from fedstrata.deploy.health import Finding
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,3 +114,12 @@ def test_doctor_says_which_torch_is_tested(version, monkeypatch):
     (found,) = [finding for finding in health.examine() if finding.what == "torch"]
     assert found.state == "note"
     assert "torch>=2.11,<2.14" in found.advice
+
+
+def test_doctor_says_what_is_not_there_although_nothing_requires_it(cli, monkeypatch):
+    good, note = Finding("torch", "good", "2.12"), Finding("[timm]", "note", "cannot be imported: it does not fit")
+    port = Finding("port 8765", "note", "taken")
+    monkeypatch.setattr(health, "examine", lambda _: [good, port, note])
+    assert cli("doctor")[1].endswith("all that is required is there; optional, and not there or not usable: timm\n")
+    monkeypatch.setattr(health, "examine", lambda _: [good, port])
+    assert cli("doctor")[1].endswith("all that is required is there\n")

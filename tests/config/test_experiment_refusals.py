@@ -149,8 +149,8 @@ def test_an_unknown_key_of_a_correction_is_refused():
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
-    open_tensors = name[0] if isinstance(name, list) else name
-    refused([key, f'"{open_tensors}"', "allowed: ", *([f'did you mean "{meant}"'] if meant else [])], **{key: name})
+    written = name[0] if isinstance(name, list) else name
+    refused([key, f'"{written}"', "allowed: ", *([f'did you mean "{meant}"'] if meant else [])], **{key: name})
 
 
 @pytest.mark.parametrize(
@@ -188,6 +188,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
         ("data.partition.min_size", -1, ">= 0"),
         ("data.partition", 5, "a table"),
         ("model.hidden", "wide", "a list"),
+        ("model.hidden", 64, "a list, such as [64]"),
+        ("train.targets", 0.5, "a list, such as [0.5]"),
         ("method.name", 3, "text"),
         ("method.corrections", "prox", "a list"),
         ("method.server_step", 5, "a table"),
@@ -202,10 +204,10 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
     ],
 )
 def test_a_wrong_value_is_refused_with_the_key_the_value_and_what_is_allowed(key, value, allowed):
-    open_tensors = {True: "true", "nan": "NaN", "inf": "Infinity"}.get(value if value is True else str(value))
-    if open_tensors is None:
-        open_tensors = f'"{value}"' if isinstance(value, str) else str(value)
-    refused([f"{key} = {open_tensors} ", "allowed: ", allowed], **{key: value})
+    written = {True: "true", "nan": "NaN", "inf": "Infinity"}.get(value if value is True else str(value))
+    if written is None:
+        written = f'"{value}"' if isinstance(value, str) else str(value)
+    refused([f"{key} = {written} ", "allowed: ", allowed], **{key: value})
 
 
 @pytest.mark.parametrize("table", ["train", "train.stop", "method", "data", "system.stragglers"])
@@ -231,7 +233,14 @@ def test_methods_are_no_experiment(source):
         ({"method": {"corrections": [5]}}, ["method.corrections", "5", "a table"]),
         ({"method": {"corrections": {"kind": "prox"}}}, ["method.corrections", "a list"]),
         ({"method": {"name": "fedprox", "corrections": {"0": 5}}}, ["method.corrections.0", "5"]),
-        ({"method": {"name": "fedprox", "corrections": {"1": {"mu": 1}}}}, ["method.corrections.1", "counted from 0"]),
+        (
+            {"method": {"name": "fedprox", "corrections": {"1": {"mu": 1}}}},
+            ["method.corrections.1", "it has one place, 0"],
+        ),
+        (
+            {"method": {"name": "fedavg", "corrections": {"0": {"mu": 1}}}},
+            ["method.corrections.0: there is no such place", "the list is empty"],
+        ),
         ({"method": {"corrections": [{"mu": 1}]}}, ["method.corrections.0.kind is required", "prox"]),
         ({"method": {"selector": {"kind": "random", "server": {}}}}, ["method.selector.server is not an option"]),
         ({"model": {"hidden": [8, 0]}}, ["model.hidden.1 = 0", ">= 1"]),
@@ -319,7 +328,10 @@ def test_toml_that_no_table_of_ours_can_be_is_refused_in_words(text, said, tmp_p
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     refused(["none.toml", "cannot be read"], tmp_path / "none.toml")
-    refused([str(tmp_path), "cannot be read"], tmp_path)
+    refused([str(tmp_path), "cannot be read: it is a folder; name an experiment file"], tmp_path)
+    (tmp_path / "fedavg" / "seed0").mkdir(parents=True)
+    (tmp_path / "fedavg" / "seed0" / "experiment.toml").write_text("")
+    refused([f"name an experiment file, such as {tmp_path}/fedavg/seed0/experiment.toml"], tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     refused(["binary.toml", "cannot be read"], tmp_path / "binary.toml")
 

@@ -185,8 +185,8 @@ def ham10000(folder, form):
         "lesion_id,image_id,dx,dx_type,age,sex,localization\n"
         + "".join(f"{lesion},{image},{dx},histo,80.0,male,scalp\n" for lesion, image, dx in rows),
     )
-    open_tensors = {image: pixels(3, 9, 12) for _, image, _ in rows}
-    for i, (image, array) in enumerate(open_tensors.items()):
+    arrays = {image: pixels(3, 9, 12) for _, image, _ in rows}
+    for i, (image, array) in enumerate(arrays.items()):
         write(folder / halves[i % 2] / f"{image}.jpg", encoded(array, "JPEG"))
     if form == "zips":
         for half in halves:

@@ -343,3 +343,15 @@ def test_one_round(name, options):
     assert not torch.equal(before.params[work.plan.space.head], after.params[work.plan.space.head])
     first = work.plan.space.params[0]
     assert not torch.equal(first.of(before.params), first.of(after.params))
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+def test_grey_images_without_a_channel_are_told_how_to_get_one(name):
+    with pytest.raises(RequestError, match=r"samples have shape \(28, 28\); .*: x\[:, None\]"):
+        registry.build("models", name, {}, "model").build((28, 28), 10)
+
+
+def test_channels_that_come_last_are_told_how_to_come_first():
+    for channels in (1, 3):
+        with pytest.raises(RequestError, match=r"put them first: x.transpose\(0, 3, 1, 2\)"):
+            registry.build("models", "lenet5", {}, "model").build((28, 28, channels), 10)

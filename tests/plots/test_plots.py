@@ -29,8 +29,27 @@ def test_a_run_is_drawn_from_what_it_wrote(small):
 def test_what_a_run_does_not_have_is_refused(small):
     with pytest.raises(RequestError, match="does not have a fault"):
         plots.faults(small)
-    with pytest.raises(RequestError, match=r'no round has a worst \(did you mean "worst10"\?\); there are accuracy, '):
+    with pytest.raises(RequestError, match=r'no round has "worst" \(did you mean "worst10"\?\); there are accuracy, '):
         plots.metric(small, "worst")
+
+
+def test_several_runs_are_drawn_together(small, tmp_path):
+    other = train(
+        method="fedprox", overrides=SMALL, federation=tiny_federation(), out=tmp_path / "other", progress=False
+    )
+    both = plots.accuracy([small, other])
+    assert {line.name for line in both.data} >= {"fedavg", "fedprox"}
+    assert plots.accuracy([str(small.path), other]) == both
+    assert plots.metric([small, other], "worst10").data
+    assert plots.labels([small, other]).data
+    assert plots.clients((small, other)).data
+    for again in (other, str(other.path)):
+        with pytest.raises(RequestError, match=r"is no axis; several runs are given as a list, \[a, b\]"):
+            plots.accuracy(small, again)
+    with pytest.raises(RequestError, match="3 cannot be drawn; allowed: a run"):
+        plots.accuracy([small, 3])
+    with pytest.raises(RequestError, match="holds 2; give one of them"):
+        plots.participation([small, other])
 
 
 def test_figures_of_one_run_refuse_a_comparison(tmp_path):

@@ -36,7 +36,7 @@ def test_a_trail_holds_what_the_events_say(small):
 
 def test_a_figure_that_no_round_has_is_refused(small):
     run_data = RunData.read(small.path)
-    with pytest.raises(RequestError, match=r'no round has a worst \(did you mean "worst10"\?\); there are accuracy, '):
+    with pytest.raises(RequestError, match=r'no round has "worst" \(did you mean "worst10"\?\); there are accuracy, '):
         run_data.column("worst")
     assert {"accuracy", "worst10", "bytes_up"} <= run_data.figures
     assert np.isnan(run_data.known("worst")).all(), "where several runs are drawn, one of them may lack a figure"

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -401,3 +402,35 @@ def test_a_run_that_is_not_there_tells_nothing(tmp_path):
                 pytest.fail(f"{what}: {read(run)}")
     begun = Run(tmp_path / "compared/fedavg/seed-0")
     assert (begun.summary, begun.events(), begun.curve("accuracy")) == ({}, [], [])
+
+
+def test_a_comparison_is_no_run_and_has_a_command_of_its_own(tmp_path):
+    (tmp_path / "cmp").mkdir()
+    (tmp_path / "cmp" / "comparison.json").write_text("{}")
+    said = (
+        f"is not a run folder: it is a comparison, which `fedstrata compare --resume {tmp_path / 'cmp'}` goes on with"
+    )
+    with pytest.raises(RequestError, match=re.escape(said)):
+        resume(tmp_path / "cmp")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("mlp", 'a network by name is overrides={"model.name": "mlp"}'),
+        (torch.nn.Linear, "which is a class; call it: Linear(...)"),
+        (3, "model must be a torch module, not 3"),
+    ],
+)
+def test_what_is_no_module_is_refused_with_what_was_meant(model, said):
+    with pytest.raises(RequestError, match=re.escape(said)):
+        train(model=model)
+
+
+def test_a_misspelt_curve_is_told_those_that_can_be_drawn(tmp_path):
+    run = train(overrides={"train.rounds": 1, "engine.workers": 1}, out=tmp_path / "run", progress=False)
+    with pytest.raises(RequestError) as caught:
+        run.curve("acuracy")
+    assert 'no round has "acuracy" (did you mean "accuracy"?); there are accuracy, ' in str(caught.value)
+    offered = str(caught.value).partition("there are ")[2].split(", ")
+    assert not {"event", "wall", "steps", "round", "recall"} & set(offered)

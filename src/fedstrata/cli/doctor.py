@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstrata.cli.options import AsJson
 from fedstrata.cli.wrapping import beside
+
+if TYPE_CHECKING:
+    from fedstrata.deploy.health import Finding
 
 SIGNS = {"good": "ok", "note": "--", "bad": "!!"}
 
@@ -32,6 +36,18 @@ def doctor(
             print(beside(f"{SIGNS[finding.state]} {finding.what:14} ", finding.said))
             if finding.advice:
                 print(beside(f"   {'':14} -> ", finding.advice))
-        print("all is well" if not bad else f"to mend: {', '.join(finding.what for finding in bad)}")
+        print(
+            f"to mend: {', '.join(finding.what for finding in bad)}"
+            if bad
+            else f"all that is required is there{_without(found)}"
+        )
     if bad:
         raise typer.Exit(1)
+
+
+def _without(found: Sequence[Finding]) -> str:
+    """Name the extras that are not there, or cannot be used."""
+    lacking = [
+        finding.what.strip("[]") for finding in found if finding.what.startswith("[") and finding.state == "note"
+    ]
+    return f"; optional, and not there or not usable: {', '.join(lacking)}" if lacking else ""

@@ -25,12 +25,21 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         return table
     if not isinstance(source, str | Path):
         raise RequestError(f"{source!r} is no experiment: that is a TOML file, tables or an Experiment; {METHODS}")
+    if (folder := Path(source)).is_dir():
+        raise RequestError(f"{source} cannot be read: it is a folder; name an experiment file{_file_in(folder)}")
     try:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         named = all(name in registry.names("methods") for name in str(source).split(","))
         raise RequestError(f"{source} cannot be read: {error}{f'; {METHODS}' if named else ''}") from None
     return read_toml(text, source)
+
+
+def _file_in(folder: Path) -> str:
+    """Name the experiment of a run folder, or of the first run of a comparison."""
+    found = (file for deep in ("*.toml", "*/*/experiment.toml", "*/*/*/experiment.toml") for file in folder.glob(deep))
+    first = min(found, default=None)
+    return "" if first is None else f", such as {first}"
 
 
 def plain(value: Any) -> Any:
@@ -171,8 +180,14 @@ def _place(at: dict[str, Any] | list[Any], name: str, key: str) -> Any:
     if isinstance(at, dict):
         return name
     if not name.isdigit() or int(name) >= len(at):
-        raise RequestError(f"{key} cannot be set: {name} is not a place in a list of {len(at)}, counted from 0")
+        raise RequestError(f"{key} cannot be set: {name} is no place in that list; {_places(len(at))}")
     return int(name)
+
+
+def _places(many: int) -> str:
+    if not many:
+        return "the list is empty: set it as a whole"
+    return "it has one place, 0" if many == 1 else f"places are counted from 0, so the last is {many - 1}"
 
 
 def spec(value: Any, key: str) -> dict[str, Any]:
@@ -205,7 +220,7 @@ def merge_lists(base: Sequence[Any], override: Any, key: str) -> list[dict[str, 
     if isinstance(override, Mapping) and all(place.isdigit() for place in override):
         changed = [override.get(str(i)) for i in range(len(base))]
         if strange := [place for place in override if int(place) >= len(base)]:
-            raise RequestError(f"{key}.{strange[0]}: the method has {len(base)} parts there, counted from 0")
+            raise RequestError(f"{key}.{strange[0]}: there is no such place; {_places(len(base))}")
         return [merge(part, change, f"{key}.{i}") for i, (part, change) in enumerate(zip(base, changed, strict=True))]
     if isinstance(override, str) or not isinstance(override, Sequence):
         raise RequestError(

@@ -95,7 +95,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> RequestError:
 def no_figure(name: str, there: Iterable[str]) -> RequestError:
     """Refuse a figure that no round has, and say which ones there are."""
     names = sorted(there)
-    return RequestError(f"no round has a {name}{_near(name, names)}; there are {', '.join(names)}")
+    return RequestError(f'no round has "{name}"{_near(name, names)}; there are {", ".join(names)}')
 
 
 def _near(name: str, names: Sequence[str]) -> str:

@@ -249,6 +249,8 @@ def explain_error(error: ValidationError, value: Any, key: str) -> RequestError:
     errors = error.errors(include_url=False)
     path, found = _locate(errors[0]["loc"], value)
     allowed = [_allowed(e) for e in errors if _locate(e["loc"], value)[0] == path]
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        allowed = [f"a list, such as [{shorten(found)}]" if said == "a list" else said for said in allowed]
     where = ".".join(filter(None, [key, *path]))
     if errors[0]["type"] == "missing" and isinstance(found, list):
         places = [int(e["loc"][-1]) for e in errors if e["type"] == "missing"]

@@ -219,7 +219,7 @@ def read_trace(path: str, clients: int | None = None) -> np.ndarray:
 
 
 def equip_clients(federation: Info, speed: str, sigma: float, bandwidth: float, spread: float, seed: int) -> Info:
-    """Return clients devices and connections, where the federation does not say which they have."""
+    """Give clients devices and connections, where the federation does not say which they have."""
     streams, clients = Streams(seed), len(federation)
     speeds, bandwidths = federation.speeds, federation.bandwidths
     if speeds is None and speed == "lognormal":

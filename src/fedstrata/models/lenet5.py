@@ -11,6 +11,7 @@ from torch import nn
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Natural
 from fedstrata.models.architecture import Architecture
+from fedstrata.models.shapes import no_images
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class LeNet5(Architecture):
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build for images; below 16 pixels the second convolution is padded too, or nothing would be left."""
         if len(shape) != 3:
-            raise RequestError(f"lenet5 needs images (channels, height, width); samples have shape {shape}")
+            raise no_images("lenet5", shape)
         channels, height, width = shape
         first = self.padding if self.padding is not None else (2 if channels == 1 else 0)
         second = 2 if min(height, width) < 16 else 0
@@ -32,6 +33,8 @@ class LeNet5(Architecture):
         def after(side: int) -> int:
             return ((side + 2 * first - 4) // 2 + 2 * second - 4) // 2
 
+        if after(width) < 1 and width in (1, 3):
+            raise no_images("lenet5", shape)
         if after(height) < 1 or after(width) < 1:
             raise RequestError(f"lenet5 cannot take images of {height} x {width} with padding = {first}")
         return nn.Sequential(

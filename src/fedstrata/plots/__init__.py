@@ -1,16 +1,17 @@
 """Figures of a run or of a comparison, for notebooks: `fedstrata.plots.accuracy(run, against="bytes")`.
 
-Each function gives a plotly figure in the look of the report. What is drawn is given as a `Run`, as a `Comparison`, or
-as the folder of either. A figure for which a run holds nothing is refused: it has no round yet, nothing of the kind
-happened, or the run is private.
+Each function gives a plotly figure in the look of the report. What is drawn is given as a `Run`, as a `Comparison`, as
+the folder of either, or, where several runs can be drawn, as a list of these. A figure for which a run holds nothing is
+refused: it has no round yet, nothing of the kind happened, or the run is private.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -27,6 +28,7 @@ from fedstrata.runs.folder import Run
 
 OneRun = Run | str | Path
 RunOrComparison = Run | Comparison | str | Path
+Source = RunOrComparison | Sequence[RunOrComparison]
 
 __all__ = [
     "accuracy",
@@ -46,13 +48,13 @@ __all__ = [
 ]
 
 
-def accuracy(source: RunOrComparison, against: str = "rounds") -> go.Figure:
+def accuracy(source: Source, against: str = "rounds") -> go.Figure:
     """Draw accuracy: of one run over samples, labels and the worst clients; of several as means and bands.
 
     Parameters
     ----------
     source
-        A run or a comparison, or its folder.
+        A run or a comparison, its folder, or a list of such.
     against
         What a run has spent: "rounds", "bytes", "updates" or "time" (virtual seconds).
 
@@ -73,20 +75,20 @@ def accuracy(source: RunOrComparison, against: str = "rounds") -> go.Figure:
     >>> [line.name for line in plots.accuracy(run, against="bytes").data]
     ['accuracy', 'balanced accuracy', 'worst tenth of clients']
     """
-    runs_data = _read(source)
+    runs_data = _read_all(source, against)
     drawn = (
         curves.accuracy(runs_data[0], against) if len(runs_data) == 1 else curves.curves(runs_data, "accuracy", against)
     )
     return _there(drawn, "an accuracy")
 
 
-def metric(source: RunOrComparison, name: str, against: str = "rounds") -> go.Figure:
+def metric(source: Source, name: str, against: str = "rounds") -> go.Figure:
     """Draw any figure that rounds have.
 
     Parameters
     ----------
     source
-        A run or a comparison, or its folder.
+        A run or a comparison, its folder, or a list of such.
     name
         A key of the events of rounds, such as "worst10", "loss_test" or "label_divergence".
     against
@@ -101,21 +103,21 @@ def metric(source: RunOrComparison, name: str, against: str = "rounds") -> go.Fi
     RequestError
         If no round has that figure, or `against` is not known.
     """
-    runs_data = _read(source)
+    runs_data = _read_all(source, against)
     there = set[str]().union(*(run_data.figures for run_data in runs_data))
     if there and name not in there:
         raise no_figure(name, there)
     return _there(curves.curves(runs_data, name, against), f"a {name}")
 
 
-def labels(source: RunOrComparison) -> go.Figure:
+def labels(source: Source) -> go.Figure:
     """Draw the recall of each label: by round or, of several runs, at the end."""
     runs_data = _read(source)
     drawn = figures.labels.recall(runs_data[0]) if len(runs_data) == 1 else figures.labels.final_recall(runs_data)
     return _there(drawn, "a recall by label")
 
 
-def clients(source: RunOrComparison) -> go.Figure:
+def clients(source: Source) -> go.Figure:
     """Draw the clients' accuracies at the end, the worst first."""
     return _there(figures.clients.rank_clients(_read(source)), "an accuracy by client")
 
@@ -190,14 +192,15 @@ class RoundPlayer:
 
 
 def save(
-    source: RunOrComparison | Mapping[str, go.Figure], folder: str | Path, format: str = "pdf", width: float = 3.5
+    source: Source | Mapping[str, go.Figure], folder: str | Path, format: str = "pdf", width: float = 3.5
 ) -> list[Path]:
     """Save figures ready for a paper: letters of 8 points, fonts inside, text that stays text. Needs matplotlib.
 
     Parameters
     ----------
     source
-        A run, a comparison, the folder of either, for all figures of its report; or figures of this module by name.
+        A run, a comparison, the folder of either, or a list of such, for all figures of their report; or figures of
+        this module by name.
     folder
         Where to.
     format
@@ -217,7 +220,7 @@ def save(
     if isinstance(source, Mapping):
         shown = [figures.Shown("", name, "", "", figure) for name, figure in source.items()]
     else:
-        shown = draw(gather([source if isinstance(source, str | Path) else source.path]))
+        shown = draw(gather(_paths(source)))
     return write_figures(Path(folder), shown, format, width)
 
 
@@ -252,8 +255,27 @@ def faults(run: OneRun) -> go.Figure:
     return _there(figures.faults.faults(_read_one(run)), "a fault")
 
 
-def _read(source: RunOrComparison) -> list[RunData]:
-    return gather([source if isinstance(source, str | Path) else source.path]).runs_data
+def _read(source: Source) -> list[RunData]:
+    return gather(_paths(source)).runs_data
+
+
+def _paths(source: Source) -> list[str | Path]:
+    one = isinstance(source, str | Path) or not isinstance(source, Sequence)
+    paths: list[str | Path] = []
+    for run in [source] if one else source:
+        if not isinstance(run, str | Path | Run | Comparison):
+            raise RequestError(
+                f"{run!r} cannot be drawn; allowed: a run, a comparison, a folder of one, or a list of them"
+            )
+        paths.append(run if isinstance(run, str | Path) else run.path)
+    return paths
+
+
+def _read_all(source: Source, against: Any) -> list[RunData]:
+    """Read what is drawn by round; a second run where the axis belongs was meant to be drawn too."""
+    if not isinstance(against, str) or (against not in curves.AXES and Path(against).is_dir()):
+        raise RequestError(f"against = {against!r} is no axis; several runs are given as a list, [a, b]")
+    return _read(source)
 
 
 def _read_one(run: OneRun) -> RunData:

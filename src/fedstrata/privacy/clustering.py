@@ -210,7 +210,7 @@ class Organiser:
         return ClusteringPass.of(centres, self._sum("look", centres))
 
     def _improved(self, now: ClusteringPass) -> ClusteringPass:
-        """Return up the centre that is missed least and split another cluster, as long as that helps."""
+        """Give up the centre that is missed least and split another cluster, as long as that helps."""
         vain = 0
         while len(now.centres) > 2 and vain < SWAPS and now.inertia > TINY:
             given_up = int(now.missed.argmin())

@@ -18,7 +18,7 @@ MOST = 100_000  # clients that are given keys
 
 
 def secrets(streams: Streams, purpose: str, party: int, round: int = -1, step: int = 0) -> Entropy:
-    """Return a party a source of secret bytes, for one purpose at one time."""
+    """Give a party a source of secret bytes, for one purpose at one time."""
     key, draw = streams.key(f"secret {purpose}", round, step, party).to_bytes(16, "little"), count()
     return lambda size: derive(key, b"simulated entropy", b"%d" % next(draw), size)
 

@@ -396,7 +396,7 @@ class Run(Predictor):
         """
         rounds = [e for e in self.events() if e["event"] == "round"]
         if rounds and not any(metric in e for e in rounds):
-            raise no_figure(metric, rounds[-1])
+            raise no_figure(metric, _curves(rounds))
         return [e[metric] for e in rounds if metric in e]
 
     def model(self) -> dict[str, Tensor]:
@@ -424,11 +424,18 @@ class Run(Predictor):
         return None if told is None else BestRound(self.path / "best.safetensors", **told)
 
 
+def _curves(rounds: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of what can be drawn by round: numbers."""
+    return {name for e in rounds for name, value in e.items() if isinstance(value, int | float) and name != "round"}
+
+
 def _no_run(path: Path, missing: Sequence[str]) -> RequestError:
     """Refuse a folder that holds no run; one of a comparison holds runs further below."""
     why = f"it has no {' and no '.join(missing)}" if path.is_dir() else "there is no such folder"
     below = (file.parent for deep in ("*", "*/*", "*/*/*") for file in sorted(path.glob(f"{deep}/experiment.toml")))
     run = next(below, None)
+    if (path / "comparison.json").exists():
+        why = f"it is a comparison, which `fedstrata compare --resume {shlex.quote(str(path))}` goes on with"
     return RequestError(
         f"{path} is not a run folder: {why}{f'; name one of the runs in it, such as {run}' if run else ''}"
     )

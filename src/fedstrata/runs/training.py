@@ -122,7 +122,7 @@ def describe_experiment(
 def with_given(overrides: Mapping[str, Any], federation: Federation | None, model: nn.Module | None) -> dict[str, Any]:
     """Return overrides with what identifies data and model from Python; refuse those that contradict them."""
     if model is not None and not isinstance(model, nn.Module):
-        raise RequestError(f"model must be a torch module, not {model!r}")
+        raise RequestError(f"model must be a torch module, not {model!r}{_meant(model)}")
     if federation is not None and not isinstance(federation, Federation):
         raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
     asked = dict(overrides)
@@ -140,6 +140,15 @@ def with_given(overrides: Mapping[str, Any], federation: Federation | None, mode
             raise RequestError(f"{told[0]} cannot be set: the model was given")
         asked["model.name"] = GIVEN
     return asked
+
+
+def _meant(model: Any) -> str:
+    """Say how to give what was probably meant as the model."""
+    if isinstance(model, str):
+        return f'; a network by name is overrides={{"model.name": "{model}"}}'
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        return f", which is a class; call it: {model.__name__}(...)"
+    return ""
 
 
 def begin(
