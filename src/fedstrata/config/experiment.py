@@ -478,7 +478,8 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
 
 def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:
     """Leave out options of a data set or model where a table names another one, which brings its own."""
-    section: type[Section] | None = {"data": Data, "model": ModelChoice}.get(key)
+    named: dict[str, type[Section]] = {"data": Data, "model": ModelChoice}
+    section = named.get(key)
     there = table.get(key)
     if section is None or not isinstance(asked, Mapping) or not isinstance(there, dict) or "name" not in asked:
         return

@@ -29,7 +29,7 @@ def take_some(arrays: Arrays, samples: int, name: str, seed: int) -> Arrays:
 def in_proportion(counts: np.ndarray, samples: int) -> np.ndarray:
     """Share a number out as counts are: at least one each, and the rest by the largest remainders."""
     exact = counts * (samples / counts.sum())
-    shares = np.maximum(np.floor(exact).astype(np.int64), 1)
+    shares: np.ndarray = np.maximum(np.floor(exact).astype(np.int64), 1)
     while (missing := samples - shares.sum()) != 0:  # ones that were rounded up are taken from the largest
         step = 1 if missing > 0 else -1
         able = shares < counts if step > 0 else shares > 1

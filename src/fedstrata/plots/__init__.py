@@ -260,9 +260,10 @@ def _read(source: Source) -> list[RunData]:
 
 
 def _paths(source: Source) -> list[str | Path]:
-    one = isinstance(source, str | Path) or not isinstance(source, Sequence)
+    several = isinstance(source, Sequence) and not isinstance(source, str)
+    given: Sequence[Any] = source if several else [source]  # type: ignore[assignment]
     paths: list[str | Path] = []
-    for run in [source] if one else source:
+    for run in given:
         if not isinstance(run, str | Path | Run | Comparison):
             raise RequestError(
                 f"{run!r} cannot be drawn; allowed: a run, a comparison, a folder of one, or a list of them"
