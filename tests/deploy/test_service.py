@@ -1,4 +1,4 @@
-"""Run like a service: packages, figures, logs that do not grow for ever, backups, and one port."""
+"""Run like a service: packages, figures, logs that do not grow for ever, and one port."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import logging
 import os
 import shutil
 import socket
-import sqlite3
 import ssl
 import stat
 import subprocess
 import tarfile
 import tomllib
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,7 +27,6 @@ from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import metrics, one_port, run_book, state
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.backup import backup, restore
 from fedstrata.deploy.run_book import BookedRun
 
 # ---- packages ------------------------------------------------------------------------------------------------------
@@ -277,82 +274,6 @@ def test_errors_of_a_site_stand_in_its_log_with_their_traces(tmp_path):
     line = json.loads((tmp_path / "log.jsonl").read_text())
     assert line["event"] == "a request failed"
     assert "ValueError: what happened" in line["error"]
-
-
-# ---- backups -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept(made, tmp_path):
-    """Write a backup of a server with a run, while its database is open."""
-    folder = state.private(state.of_server(8000))
-    run = a_run(tmp_path / "runs/first", 2)
-    run_book.book(folder, BookedRun("1", str(run.path), "fedavg", {}, 2, 2, WHO))
-    (folder / "run").write_text(str(run.path))
-    (folder / "nodes.json").write_text('{"a": {"node": "1", "key": "k"}}')
-    (folder / "server.json").write_text(json.dumps(vars(a_server(keys=str(made / "server")))))
-    (folder / "superlink.log").write_text("long")
-    with closing(sqlite3.connect(folder / "superlink.db")) as live:
-        live.execute("pragma journal_mode = wal")
-        live.execute("create table t (x)")
-        live.execute("insert into t values (42)")
-        live.commit()
-        backup(8000, tmp_path / "b.tar.gz", with_keys=True)
-    return tmp_path / "b.tar.gz"
-
-
-def test_a_server_comes_back_on_another_machine(kept, tmp_path, monkeypatch, made):
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "elsewhere"))
-    told = restore(kept, 8100, tmp_path / "back", tmp_path / "keys")
-    folder = state.of_server(8100)
-    assert told["folder"] == str(folder)
-    with closing(sqlite3.connect(folder / "superlink.db")) as database:
-        assert database.execute("select x from t").fetchall() == [(42,)]
-    (run,) = run_book.booked(folder)
-    assert run.path == str(tmp_path / "back/first") == (folder / "run").read_text()
-    assert (tmp_path / "back/first/events.jsonl").read_bytes() == (tmp_path / "runs/first/events.jsonl").read_bytes()
-    assert (tmp_path / "keys/server.key").read_bytes() == (made / "server/server.key").read_bytes()
-    assert stat.S_IMODE((tmp_path / "keys/server.key").stat().st_mode) == 0o600
-    assert json.loads((folder / "nodes.json").read_text())["a"]["node"] == "1"
-    assert not (folder / "superlink.log").exists()
-
-
-def test_what_is_there_is_never_written_over(kept, tmp_path, cli, monkeypatch):
-    refused = [
-        (["backup", str(kept)], f"{kept} is there already"),
-        (["backup", str(tmp_path / "c.tar.gz"), "--server", "127.0.0.1:9"], "nothing to back up"),
-        (["restore", str(kept), "--keys", str(tmp_path / "k")], "holds the state of a server; move it away first"),
-        (["restore", str(kept), "--port", "8100"], "say where they go: --keys DIR"),
-        (
-            ["restore", str(kept), "--port", "8100", "--runs", str(tmp_path / "runs"), "--keys", str(tmp_path / "k")],
-            "first is there already; name another folder with --runs",
-        ),
-        (["restore", str(tmp_path / "nowhere")], "cannot be read"),
-    ]
-    monkeypatch.chdir(kept.parent)
-    for words, said in refused:
-        if words[0] == "restore" and "--runs" not in words:
-            words += ["--runs", str(tmp_path / "new")]
-        code, _, err = cli("deploy", *words)
-        assert (code, said in err) == (2, True), err
-    assert not (tmp_path / "k").exists()
-    assert not state.of_server(8100).exists()
-
-
-def test_a_backup_that_was_changed_is_refused(kept, tmp_path):
-    with tarfile.open(kept) as archive:
-        unpack(archive, tmp_path / "x")
-    (tmp_path / "x/state/nodes.json").write_text("{}")
-    with tarfile.open(tmp_path / "y.tar.gz", "w:gz") as archive:
-        for path in (tmp_path / "x").iterdir():
-            archive.add(path, path.name)
-    with pytest.raises(RequestError, match=r"was changed: state/nodes\.json"):
-        restore(tmp_path / "y.tar.gz", 8100, tmp_path / "back", tmp_path / "keys")
-    (tmp_path / "z.tar.gz").write_bytes(kept.read_bytes()[:2000])
-    with pytest.raises(RequestError, match="cannot be read"):
-        restore(tmp_path / "z.tar.gz", 8100, tmp_path / "back", tmp_path / "keys")
-    assert not state.of_server(8100).exists()
 
 
 # ---- one port ------------------------------------------------------------------------------------------------------
