@@ -1,4 +1,4 @@
-"""Run like a service: packages, figures, logs that do not grow for ever, and one port."""
+"""Run like a service: packages, logs that do not grow for ever, and one port."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ import json
 import logging
 import os
 import shutil
-import socket
 import ssl
 import stat
 import subprocess
 import tarfile
 import tomllib
-import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
-from deployed import a_run, a_server
+from deployed import a_server
 from looping import run_loop
-from test_model_shelf import WHO
 
 from fedstrata.core import json_log
 from fedstrata.core.archives import unpack
-from fedstrata.core.errors import RequestError
-from fedstrata.deploy import metrics, one_port, run_book, state
+from fedstrata.deploy import one_port
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.run_book import BookedRun
 
 # ---- packages ------------------------------------------------------------------------------------------------------
 
@@ -153,77 +148,6 @@ def test_a_package_that_cannot_be_is_refused(cli, made, tmp_path, words, said):
     code, _, err = cli("deploy", "package", str(tmp_path / "out"), *words)
     assert (code, said in err) == (2, True), err
     assert not (tmp_path / "out").exists()
-
-
-# ---- figures -------------------------------------------------------------------------------------------------------
-
-
-def scraped(read) -> dict[str, float]:
-    """Serve figures and fetch them, as Prometheus does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    end = metrics.serve_metrics(read, port)
-    try:
-        wanted = {"Accept": "application/openmetrics-text"}
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=wanted)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
-            assert answer.headers["content-type"].startswith("application/openmetrics-text")
-            text = answer.read().decode()
-    finally:
-        end()
-    assert text.endswith("# EOF\n")
-    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in lines}
-
-
-def test_figures_of_a_server(tmp_path):
-    folder = state.private(state.of_server(8000))
-    run = a_run(tmp_path / "first", 3)
-    for path in (tmp_path / "second", run.path):
-        run_book.book(folder, BookedRun("1", str(path), "fedavg", {}, 3, 2, WHO))
-    told = scraped(metrics.ServerFigures(folder, lambda: 3))
-    assert told["fedstrata_sites_registered"] == 3
-    assert (told['fedstrata_runs{state="waiting"}'], told['fedstrata_runs{state="stopped"}']) == (1, 1)
-    assert told['fedstrata_run_round{method="fedavg",run="first"}'] == 3
-    assert told['fedstrata_run_accuracy{method="fedavg",run="first"}'] == 0.5
-    assert told['fedstrata_run_events_total{event="round",run="first"}'] == 3
-    assert told["fedstrata_memory_bytes"] > 1e6
-    assert told["fedstrata_disk_free_bytes"] > 0
-
-
-def test_figures_of_a_run_are_read_on_and_begin_anew_where_it_was_cut_back(tmp_path):
-    counts, events = metrics.EventCounts(), tmp_path / "events.jsonl"
-    line = json.dumps({"event": "round", "round": 1}) + "\n"
-    events.write_text(line + '{"event": "ro')
-    counts.read(tmp_path)
-    assert counts.counts == {"round": 1}, "what is not whole yet comes later"
-    events.write_text(line * 2)
-    counts.read(tmp_path)
-    assert counts.counts == {"round": 2}
-    events.write_text(line)
-    counts.read(tmp_path)
-    assert counts.counts == {"round": 1}
-
-
-def test_figures_of_a_site(tmp_path):
-    lines = [{"kind": "task", "bytes": 10}, {"kind": "task", "bytes": 5, "refused": "no"}, {"kind": "task", "bytes": 7}]
-    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = scraped(metrics.SiteFigures(tmp_path, lambda: True))
-    assert told['fedstrata_site_replies_total{kind="task"}'] == 2
-    assert told['fedstrata_site_refusals_total{kind="task"}'] == 1
-    assert (told["fedstrata_site_reply_bytes_total"], told["fedstrata_site_awake"]) == (22, 1)
-
-
-def test_figures_need_a_free_port_and_the_library(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(RequestError, match=r"--metrics-port .* cannot be used"):
-            metrics.serve_metrics(lambda: iter(()), taken.getsockname()[1])
-    monkeypatch.setattr(metrics, "find_spec", lambda _: None)
-    with pytest.raises(RequestError, match=r'pip install "fedstrata\[metrics\]"'):
-        metrics.serve_metrics(lambda: iter(()), 1)
 
 
 # ---- logs ----------------------------------------------------------------------------------------------------------
