@@ -91,17 +91,22 @@ def test_the_start_script_says_what_to_start(packed, tmp_path):
     assert told("a", "--rest", "5") == [
         *(f"{root}/state", "deploy", "client", "--site", "a", "--server", "fl.example.org:8443"),
         *("--keys", f"{root}/keys", "--data", f"{root}/data.toml", "--policy", f"{root}/site.toml"),
-        *("--metrics-port", "9100", "--rest", "5"),
+        *("--metrics-port", "9100", "--metrics-host", "127.0.0.1", "--rest", "5"),
     ]
+    around["FEDSTRATA_METRICS_HOST"] = "0.0.0.0"  # as the image has it
+    assert told("a")[-2:] == ["--metrics-host", "0.0.0.0"]
+    del around["FEDSTRATA_METRICS_HOST"]
     server = told("server")
     assert server[1:3] == ["deploy", "server"]
     assert server[5:] == [
-        *("--host", "0.0.0.0", "--port", "8443", "--public", "fl.example.org", "--metrics-port", "9100")
+        *("--host", "0.0.0.0", "--port", "8443", "--public", "fl.example.org"),
+        *("--metrics-port", "9100", "--metrics-host", "127.0.0.1"),
     ]
 
 
-def test_containers_are_not_root_cannot_write_their_root_and_open_no_port(packed):
-    for name, ports in (("a", None), ("server", ["8443:8443"])):
+def test_containers_are_not_root_cannot_write_their_root_and_open_no_port_but_for_figures(packed):
+    figures = "127.0.0.1:9100:9100"
+    for name, ports in (("a", [figures]), ("server", ["8443:8443", figures])):
         root = packed / f"fedstrata-{name}"
         one = yaml.safe_load((root / "compose.yaml").read_text())["services"]["fedstrata"]
         assert (one["user"], one["read_only"], one["cap_drop"]) == ("10001:10001", True, ["ALL"])
