@@ -64,6 +64,8 @@ def test_figures_of_every_site_tell_how_it_is_doing_and_since_when_it_is_silent(
     heard = told['fedstrata_site_heard_timestamp_seconds{site="a"}']
     assert heard == json.loads((folder / "reports.json").read_text())["a"]["at"]
     assert 'fedstrata_site_heard_timestamp_seconds{site="d"}' not in told
+    told = scraped(metrics.ServerFigures(folder, lambda: "abcd", home))
+    assert not any("stranger" in name for name in told), "with keys, who is not on the roll is none of it"
     monkeypatch.setattr(metrics.time, "time", lambda: heard + 100)
     told = scraped(metrics.ServerFigures(folder, lambda: "a"))
     assert told['fedstrata_site_state{site="a",state="away"}'] == 1, "it fell silent"

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ from fedstrata.core.file_lock import is_locked
 from fedstrata.deploy import keys
 from fedstrata.deploy.processes import everybody, family
 from fedstrata.deploy.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, booked
-from fedstrata.deploy.site_reports import AWAY, BUSY, FULL, READY, conditions
+from fedstrata.deploy.site_reports import AWAY, BUSY, FULL, READY, SiteCondition, conditions
 from fedstrata.deploy.state import QUEUE, join_address
 
 QUEUED, UNKNOWN = "queued", "unknown"  # a run whose turn has not come; a site that has never said anything
@@ -143,7 +143,10 @@ class ServerFigures:
         yield of_certificates(self._certificates)
         registered = set(self._sites())
         yield MetricFamily("fedstrata_sites_registered", "Sites whose keys may connect.").add(len(registered))
-        yield from of_sites(self._folder, registered)
+        said = conditions(self._folder)
+        if self._certificates is not None:  # who was revoked is not away, but none of the federation's
+            said = {site: how for site, how in said.items() if site in registered}
+        yield from of_sites(said, registered)
         runs = booked(self._folder)
         states = Counter(run.state() for run in runs) + Counter({QUEUED: queued(self._folder)})
         figure = MetricFamily("fedstrata_runs", "Runs by what has become of them.", labels=("state",))
@@ -156,11 +159,10 @@ class ServerFigures:
             yield from self._events.figures(last.name, last.method)
 
 
-def of_sites(folder: Path, registered: Set[str]) -> Iterator[MetricFamily]:
+def of_sites(said: Mapping[str, SiteCondition], registered: Set[str]) -> Iterator[MetricFamily]:
     """Return how each site is doing, by its own word, and since when nothing was heard of it."""
     states = MetricFamily("fedstrata_site_state", "1 for the state that a site is in.", labels=("site", "state"))
     heard = MetricFamily("fedstrata_site_heard_timestamp_seconds", "When a site was heard last.", labels=("site",))
-    said = conditions(folder)
     for site in sorted(registered | set(said)):
         how = said.get(site)
         for state in SITE_STATES:
