@@ -13,6 +13,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.deploy import keys, logs
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.roll_watch import RollWatch
+from fedstrata.deploy.shut_out import RevokedError
 from fedstrata.remote.certificates import make_authority
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.roll import FILE, Roll, RollError
@@ -43,10 +44,10 @@ def test_a_site_is_added_renewed_and_revoked_with_the_key_that_was_kept(cli, own
     authority = (own / "ca/ca.crt").read_bytes()
     roll.check(authority)
     shutil.copy(own / "ca" / FILE, own / "sites/b" / FILE)  # as its owner may do
-    with pytest.raises(RequestError, match="sites/b: site b is not on roll 4: it was revoked, and takes part in "):
+    with pytest.raises(RevokedError, match="sites/b: site b is not on roll 4: it was revoked, and takes part in "):
         keys.of_site(own / "sites/b", "b")
     shutil.copy(own / "ca" / FILE, own / "old/a-2" / FILE)
-    with pytest.raises(RequestError, match=r"site a has other keys by roll 4: they were renewed, .* folder sites/a"):
+    with pytest.raises(RevokedError, match=r"site a has other keys by roll 4: they were renewed, .* folder sites/a"):
         keys.of_site(own / "old/a-2", "a")
     with pytest.raises(RequestError, match="holds the keys of site c, not of site a"):
         keys.of_site(own / "sites/c", "a")

@@ -1,4 +1,4 @@
-"""Run like a service: packages, figures, logs that do not grow for ever, backups, and one port."""
+"""Run like a service: packages, logs that do not grow for ever, and one port."""
 
 from __future__ import annotations
 
@@ -7,30 +7,22 @@ import json
 import logging
 import os
 import shutil
-import socket
-import sqlite3
 import ssl
 import stat
 import subprocess
 import tarfile
 import tomllib
-import urllib.request
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 import yaml
-from deployed import a_run, a_server
+from deployed import a_server
 from looping import run_loop
-from test_model_shelf import WHO
 
 from fedstrata.core import json_log
 from fedstrata.core.archives import unpack
-from fedstrata.core.errors import RequestError
-from fedstrata.deploy import metrics, one_port, run_book, state
+from fedstrata.deploy import one_port
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.backup import backup, restore
-from fedstrata.deploy.run_book import BookedRun
 
 # ---- packages ------------------------------------------------------------------------------------------------------
 
@@ -99,17 +91,22 @@ def test_the_start_script_says_what_to_start(packed, tmp_path):
     assert told("a", "--rest", "5") == [
         *(f"{root}/state", "deploy", "client", "--site", "a", "--server", "fl.example.org:8443"),
         *("--keys", f"{root}/keys", "--data", f"{root}/data.toml", "--policy", f"{root}/site.toml"),
-        *("--metrics-port", "9100", "--rest", "5"),
+        *("--metrics-port", "9100", "--metrics-host", "127.0.0.1", "--rest", "5"),
     ]
+    around["FEDSTRATA_METRICS_HOST"] = "0.0.0.0"  # as the image has it
+    assert told("a")[-2:] == ["--metrics-host", "0.0.0.0"]
+    del around["FEDSTRATA_METRICS_HOST"]
     server = told("server")
     assert server[1:3] == ["deploy", "server"]
     assert server[5:] == [
-        *("--host", "0.0.0.0", "--port", "8443", "--public", "fl.example.org", "--metrics-port", "9100")
+        *("--host", "0.0.0.0", "--port", "8443", "--public", "fl.example.org"),
+        *("--metrics-port", "9100", "--metrics-host", "127.0.0.1"),
     ]
 
 
-def test_containers_are_not_root_cannot_write_their_root_and_open_no_port(packed):
-    for name, ports in (("a", None), ("server", ["8443:8443"])):
+def test_containers_are_not_root_cannot_write_their_root_and_open_no_port_but_for_figures(packed):
+    figures = "127.0.0.1:9100:9100"
+    for name, ports in (("a", [figures]), ("server", ["8443:8443", figures])):
         root = packed / f"fedstrata-{name}"
         one = yaml.safe_load((root / "compose.yaml").read_text())["services"]["fedstrata"]
         assert (one["user"], one["read_only"], one["cap_drop"]) == ("10001:10001", True, ["ALL"])
@@ -156,77 +153,6 @@ def test_a_package_that_cannot_be_is_refused(cli, made, tmp_path, words, said):
     code, _, err = cli("deploy", "package", str(tmp_path / "out"), *words)
     assert (code, said in err) == (2, True), err
     assert not (tmp_path / "out").exists()
-
-
-# ---- figures -------------------------------------------------------------------------------------------------------
-
-
-def scraped(read) -> dict[str, float]:
-    """Serve figures and fetch them, as Prometheus does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    end = metrics.serve_metrics(read, port)
-    try:
-        wanted = {"Accept": "application/openmetrics-text"}
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=wanted)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
-            assert answer.headers["content-type"].startswith("application/openmetrics-text")
-            text = answer.read().decode()
-    finally:
-        end()
-    assert text.endswith("# EOF\n")
-    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in lines}
-
-
-def test_figures_of_a_server(tmp_path):
-    folder = state.private(state.of_server(8000))
-    run = a_run(tmp_path / "first", 3)
-    for path in (tmp_path / "second", run.path):
-        run_book.book(folder, BookedRun("1", str(path), "fedavg", {}, 3, 2, WHO))
-    told = scraped(metrics.ServerFigures(folder, lambda: 3))
-    assert told["fedstrata_sites_registered"] == 3
-    assert (told['fedstrata_runs{state="waiting"}'], told['fedstrata_runs{state="stopped"}']) == (1, 1)
-    assert told['fedstrata_run_round{method="fedavg",run="first"}'] == 3
-    assert told['fedstrata_run_accuracy{method="fedavg",run="first"}'] == 0.5
-    assert told['fedstrata_run_events_total{event="round",run="first"}'] == 3
-    assert told["fedstrata_memory_bytes"] > 1e6
-    assert told["fedstrata_disk_free_bytes"] > 0
-
-
-def test_figures_of_a_run_are_read_on_and_begin_anew_where_it_was_cut_back(tmp_path):
-    counts, events = metrics.EventCounts(), tmp_path / "events.jsonl"
-    line = json.dumps({"event": "round", "round": 1}) + "\n"
-    events.write_text(line + '{"event": "ro')
-    counts.read(tmp_path)
-    assert counts.counts == {"round": 1}, "what is not whole yet comes later"
-    events.write_text(line * 2)
-    counts.read(tmp_path)
-    assert counts.counts == {"round": 2}
-    events.write_text(line)
-    counts.read(tmp_path)
-    assert counts.counts == {"round": 1}
-
-
-def test_figures_of_a_site(tmp_path):
-    lines = [{"kind": "task", "bytes": 10}, {"kind": "task", "bytes": 5, "refused": "no"}, {"kind": "task", "bytes": 7}]
-    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = scraped(metrics.SiteFigures(tmp_path, lambda: True))
-    assert told['fedstrata_site_replies_total{kind="task"}'] == 2
-    assert told['fedstrata_site_refusals_total{kind="task"}'] == 1
-    assert (told["fedstrata_site_reply_bytes_total"], told["fedstrata_site_awake"]) == (22, 1)
-
-
-def test_figures_need_a_free_port_and_the_library(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(RequestError, match=r"--metrics-port .* cannot be used"):
-            metrics.serve_metrics(lambda: iter(()), taken.getsockname()[1])
-    monkeypatch.setattr(metrics, "find_spec", lambda _: None)
-    with pytest.raises(RequestError, match=r'pip install "fedstrata\[metrics\]"'):
-        metrics.serve_metrics(lambda: iter(()), 1)
 
 
 # ---- logs ----------------------------------------------------------------------------------------------------------
@@ -277,82 +203,6 @@ def test_errors_of_a_site_stand_in_its_log_with_their_traces(tmp_path):
     line = json.loads((tmp_path / "log.jsonl").read_text())
     assert line["event"] == "a request failed"
     assert "ValueError: what happened" in line["error"]
-
-
-# ---- backups -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept(made, tmp_path):
-    """Write a backup of a server with a run, while its database is open."""
-    folder = state.private(state.of_server(8000))
-    run = a_run(tmp_path / "runs/first", 2)
-    run_book.book(folder, BookedRun("1", str(run.path), "fedavg", {}, 2, 2, WHO))
-    (folder / "run").write_text(str(run.path))
-    (folder / "nodes.json").write_text('{"a": {"node": "1", "key": "k"}}')
-    (folder / "server.json").write_text(json.dumps(vars(a_server(keys=str(made / "server")))))
-    (folder / "superlink.log").write_text("long")
-    with closing(sqlite3.connect(folder / "superlink.db")) as live:
-        live.execute("pragma journal_mode = wal")
-        live.execute("create table t (x)")
-        live.execute("insert into t values (42)")
-        live.commit()
-        backup(8000, tmp_path / "b.tar.gz", with_keys=True)
-    return tmp_path / "b.tar.gz"
-
-
-def test_a_server_comes_back_on_another_machine(kept, tmp_path, monkeypatch, made):
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "elsewhere"))
-    told = restore(kept, 8100, tmp_path / "back", tmp_path / "keys")
-    folder = state.of_server(8100)
-    assert told["folder"] == str(folder)
-    with closing(sqlite3.connect(folder / "superlink.db")) as database:
-        assert database.execute("select x from t").fetchall() == [(42,)]
-    (run,) = run_book.booked(folder)
-    assert run.path == str(tmp_path / "back/first") == (folder / "run").read_text()
-    assert (tmp_path / "back/first/events.jsonl").read_bytes() == (tmp_path / "runs/first/events.jsonl").read_bytes()
-    assert (tmp_path / "keys/server.key").read_bytes() == (made / "server/server.key").read_bytes()
-    assert stat.S_IMODE((tmp_path / "keys/server.key").stat().st_mode) == 0o600
-    assert json.loads((folder / "nodes.json").read_text())["a"]["node"] == "1"
-    assert not (folder / "superlink.log").exists()
-
-
-def test_what_is_there_is_never_written_over(kept, tmp_path, cli, monkeypatch):
-    refused = [
-        (["backup", str(kept)], f"{kept} is there already"),
-        (["backup", str(tmp_path / "c.tar.gz"), "--server", "127.0.0.1:9"], "nothing to back up"),
-        (["restore", str(kept), "--keys", str(tmp_path / "k")], "holds the state of a server; move it away first"),
-        (["restore", str(kept), "--port", "8100"], "say where they go: --keys DIR"),
-        (
-            ["restore", str(kept), "--port", "8100", "--runs", str(tmp_path / "runs"), "--keys", str(tmp_path / "k")],
-            "first is there already; name another folder with --runs",
-        ),
-        (["restore", str(tmp_path / "nowhere")], "cannot be read"),
-    ]
-    monkeypatch.chdir(kept.parent)
-    for words, said in refused:
-        if words[0] == "restore" and "--runs" not in words:
-            words += ["--runs", str(tmp_path / "new")]
-        code, _, err = cli("deploy", *words)
-        assert (code, said in err) == (2, True), err
-    assert not (tmp_path / "k").exists()
-    assert not state.of_server(8100).exists()
-
-
-def test_a_backup_that_was_changed_is_refused(kept, tmp_path):
-    with tarfile.open(kept) as archive:
-        unpack(archive, tmp_path / "x")
-    (tmp_path / "x/state/nodes.json").write_text("{}")
-    with tarfile.open(tmp_path / "y.tar.gz", "w:gz") as archive:
-        for path in (tmp_path / "x").iterdir():
-            archive.add(path, path.name)
-    with pytest.raises(RequestError, match=r"was changed: state/nodes\.json"):
-        restore(tmp_path / "y.tar.gz", 8100, tmp_path / "back", tmp_path / "keys")
-    (tmp_path / "z.tar.gz").write_bytes(kept.read_bytes()[:2000])
-    with pytest.raises(RequestError, match="cannot be read"):
-        restore(tmp_path / "z.tar.gz", 8100, tmp_path / "back", tmp_path / "keys")
-    assert not state.of_server(8100).exists()
 
 
 # ---- one port ------------------------------------------------------------------------------------------------------

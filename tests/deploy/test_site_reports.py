@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from test_gate import through
 
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import flower, server, site_reporter, site_reports, state, status
+from fedstrata.deploy import flower, node_signature, server, site_reporter, site_reports, state, status
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.kept_connection import KeptConnection
-from fedstrata.deploy.node_signature import KEY, KnownKeys, NodeKey
+from fedstrata.deploy.node_signature import KEY, TIME, KnownKeys, NodeKey
 from fedstrata.deploy.processes import Household
-from fedstrata.deploy.site_reporter import RevokedError, SiteReporter, unwritable
+from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError
+from fedstrata.deploy.site_reporter import SiteReporter, unwritable
 from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
 from fedstrata.remote.site_state import STATE, StatedAnswer
 
@@ -179,7 +181,7 @@ def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch):
     here.report()  # a server that is away revokes nobody
     with pytest.raises(RevokedError, match=r"^site a: the server at h:8000 does not take its key any more: it was "):
         here.check_known()
-    assert RevokedError.exit_code == 2
+    assert RevokedError.exit_code == 77
 
 
 def test_a_site_whose_server_is_away_asks_only_so_often_why(tmp_path, monkeypatch):
@@ -195,8 +197,86 @@ def test_another_version_is_refused_or_said_to_fit(tmp_path, monkeypatch):
     here.report()
     here.report()
     assert said == [f"the server has fedstrata 0.0.9, this site {__version__}: the same protocol, so they fit"]
-    with pytest.raises(RequestError, match=r"fedstrata 9\.0 with protocol 2, this site .* with protocol 1; "):
+    with pytest.raises(OtherProtocolError, match=r"fedstrata 9\.0 with protocol 2, this site .* with protocol 1; "):
         here.report()
+    assert OtherProtocolError.exit_code == 76
+
+
+def keyed(made, tmp_path, monkeypatch, answers, said=None):
+    """A reporter with keys whose server answers in turn."""
+    reporter(tmp_path, monkeypatch, answers)
+    say = [] if said is None else said
+    return SiteReporter("a", "h:8000", made / "sites/a", tmp_path, tmp_path / "nobody", say.append)
+
+
+def test_a_site_that_was_shut_out_while_it_was_away_hears_so_when_it_starts(made, tmp_path, monkeypatch):
+    keyed(made, tmp_path, monkeypatch, [answer()]).report()
+    again = keyed(made, tmp_path, monkeypatch, [answer(status=503), OSError("away"), refusal(404)])
+    assert (again.begin(), again.begin()) == (True, True), "a server that is starting, or away, shuts nobody out"
+    with pytest.raises(RevokedError):
+        again.begin()
+
+
+def test_a_key_that_never_counted_may_still_come_onto_the_roll(made, tmp_path, monkeypatch):
+    here = keyed(made, tmp_path, monkeypatch, [refusal(404), refusal(404), answer(), refusal(404)])
+    assert [here.begin() for _ in range(3)] == [False, False, True]
+    with pytest.raises(RevokedError):
+        here.begin()
+    other = shutil.copytree(made / "sites/b", tmp_path / "renewed")
+    monkeypatch.setattr(site_reporter, "KeptConnection", lambda *_: None)
+    new = SiteReporter("a", "h:8000", other, tmp_path, tmp_path / "nobody", print)
+    assert not new._known, "a renewed key has yet to be taken"
+
+
+def test_a_site_that_starts_says_so_and_a_proxy_revokes_nobody(made, tmp_path, monkeypatch):
+    here, sent = reporter(tmp_path, monkeypatch, [answer(), *[(404, {})] * 4])
+    assert here.begin()
+    assert (sent[0].state, sent[0].about) == ("busy", "starting")
+    here.report()
+    here.check_known()
+
+
+def test_another_version_is_said_to_who_is_not_known_too(made, tmp_path, monkeypatch):
+    with pytest.raises(OtherProtocolError):
+        keyed(made, tmp_path, monkeypatch, [answer("9.0", "2", 404)]).begin()
+
+
+def test_a_clock_that_is_off_shuts_nobody_out_and_is_said_once(made, tmp_path, monkeypatch):
+    said = []
+    here = keyed(made, tmp_path, monkeypatch, [answer(), answer(status=412), answer(status=412)], said)
+    for _ in range(3):
+        here.report()
+    assert len(said) == 1
+    assert "clocks differ by more than five minutes" in said[0]
+
+
+def test_the_gate_tells_a_wrong_clock_and_a_server_that_starts_from_a_stranger(made, tmp_path, monkeypatch):
+    pub = (made / "sites/a/node.pub").read_text()
+    (tmp_path / "nodes.json").write_text(json.dumps({"a": {"node": "1", "key": pub}}))
+    book, up = ReportBook(tmp_path / site_reports.FILE), tmp_path / "server.json"
+    gate = Gate(None, KnownKeys(tmp_path / "nodes.json"), reports=book, settled=up.exists)
+
+    def says(site, **wrong):
+        headers = NodeKey(made / f"sites/{site}/node.key").sign_time() | wrong
+        return gate._hear({**headers, site_reports.HEADER: SiteReport(site, "ready", 0.0).header()})
+
+    assert (says("a"), says("b")) == (204, 503), "b may be registered in a moment"
+    up.touch()
+    assert (says("a"), says("b")) == (204, 404)
+    assert says("a", **{TIME: "2020-01-01T00:00:00+00:00"}) == 404, "signed is another time"
+    early = datetime.now(UTC) + timedelta(hours=1)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return early
+
+    with monkeypatch.context() as off:
+        off.setattr(node_signature, "datetime", Clock)
+        headers = NodeKey(made / "sites/a/node.key").sign_time()
+    report = {site_reports.HEADER: SiteReport("a", "ready", 0.0).header()}
+    assert gate._hear({**headers, **report}) == 412
+    assert gate.keys.signer(headers) is None
 
 
 def test_a_site_s_process_says_at_once_whether_it_is_busy():

@@ -39,14 +39,21 @@ def test_in_a_run_that_goes_on_a_site_is_added_one_revoked_and_one_gets_new_keys
         sites.commands["f"] = f = Started(sites.folder, "f", *sites.site("f"), *data, program=FEDSTRATA)
         joined = run.reaches("site_joined", site="f")
         assert joined["client"] == 3
+        old = shutil.copytree(authority / "sites/f", tmp_path / "f")  # as it lies at a site far away
         bring(Authority.open(authority).revoke("f").serial)
-        f.ends(2)
+        f.ends(77)
         assert f.said.strip().splitlines()[-1].startswith("error: site f: the server at")
         assert "does not take its key any more" in f.said
         assert "Traceback" not in f.said
         run.reaches("site_away", site="f")
+        for keys, why in ((old, "does not take its key any more"), ("keys/sites/f", "site f is not on roll")):
+            words = [*sites.site("f")[:-1], str(keys)]
+            sites.commands["f"] = f = Started(sites.folder, "f", *words, *data, program=FEDSTRATA)  # as a service would
+            f.ends(77)
+            assert why in f.said
+            assert "its data are ready" not in f.said, "it ends before it reads them"
         bring(Authority.open(authority).renew("a").serial)
-        sites.commands["a"].ends(2)
+        sites.commands["a"].ends(77)
         sites.start_site("a")
         run.reaches("site_back", site="a")
     del sites.commands["f"]

@@ -91,7 +91,7 @@ def server(
         approval=approve_runs,
     )
     if metrics_port is not None:
-        figures = metrics.ServerFigures(state.private(asked.folder), lambda: len(asked.nodes()))
+        figures = metrics.ServerFigures(state.private(asked.folder), asked.nodes, folder)
         metrics.serve_metrics(figures, metrics_port, metrics_host)
     with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
         serve(asked, _say)

@@ -26,14 +26,17 @@ def package(
         Path | None, typer.Option(metavar="SITE.toml", help="What sites agree to; docs/policy.md.")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Figures for Prometheus, on loopback.")
+        int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Figures for Prometheus.")
     ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address of that port, in a container of its machine's.")
+    ] = "127.0.0.1",
 ) -> None:
     """Write one archive a site, with all that it needs. Keys, configuration, start script, systemd unit, containers."""
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import state
     from fedstrata.deploy.client import described
-    from fedstrata.deploy.package import for_server, for_site, sites_of, write_all
+    from fedstrata.deploy.package import Figures, for_server, for_site, sites_of, write_all
     from fedstrata.remote.policy.rules import read_policy
 
     host, port = state.address(server)
@@ -50,9 +53,10 @@ def package(
         read_policy(policy, [])
         rules = policy.read_bytes()
     at = state.join_address(host, port)
-    made = [for_site(name, keys / "sites" / name, at, given, rules, metrics_port) for name in wanted]
+    figures = None if metrics_port is None else Figures(metrics_port, metrics_host)
+    made = [for_site(name, keys / "sites" / name, at, given, rules, figures) for name in wanted]
     if sites is None:
-        made.append(for_server(keys / "server", "0.0.0.0", port, host, metrics_port))
+        made.append(for_server(keys / "server", "0.0.0.0", port, host, figures))
     for path in write_all(folder, made):
         print(path)
     print("each holds private keys: give every site its own, over a safe channel, and delete the rest")

@@ -18,7 +18,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from ipaddress import IPv6Address, ip_address
@@ -48,6 +48,9 @@ SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
 STREAM = "FEDSTRATA_STREAM"  # the socket to which streams are passed on; without it they have a port of their own
 TAKEN = 204  # what a report is answered with
+NOT_YET = 503  # ... by a server that has yet to tell the gate which keys count: nobody is refused for good
+CLOCK = 412  # ... to a site whose key counts, and whose clock does not
+UP = "server.json"  # beside the database, once it has
 KEPT = 3 * round(site_reports.EVERY)  # seconds that a connection is kept for its next request; sites report on theirs
 FAREWELL = 2  # seconds in which requests under way are ended, when the server is
 
@@ -70,6 +73,7 @@ class Gate:
     keys: KnownKeys | None = None  # of the sites that may connect; None: insecure
     names: frozenset[str] = field(default_factory=own_names)  # of this machine, as its own callers know it
     reports: ReportBook | None = None  # what sites say of themselves
+    settled: Callable[[], bool] = lambda: True  # whether it is known whose keys count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -113,7 +117,9 @@ class Gate:
         if report is None or any(name in headers for name in BROWSERS) or self.reports is None:
             return 404
         if self.keys is not None and self.keys.signer(headers) != report.site:
-            return 404
+            if self.keys.mistimed(headers):
+                return CLOCK
+            return 404 if self.settled() else NOT_YET
         self.reports.take(report)
         return TAKEN
 
@@ -192,6 +198,7 @@ def main() -> None:
     database = Path(words[words.index("--database") + 1])
     keys = KnownKeys(database.with_name(NODES)) if secure else None
     reports = ReportBook(database.with_name(site_reports.FILE))
+    settled = database.with_name(UP).exists
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
@@ -209,9 +216,9 @@ def main() -> None:
         shelf = ModelShelf(runs, database.parent, signer)
         options |= limits | {"proxy_headers": False}  # nobody says where he is from
         if stream := os.environ.get(STREAM):
-            serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports), stream, **options)
+            serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports, settled), stream, **options)
         else:
-            serve(Gate(shelf, keys, names, reports), **options)
+            serve(Gate(shelf, keys, names, reports, settled), **options)
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

@@ -5,7 +5,8 @@
     keys/            its keys, where that was asked for
     runs/N/          the folders of its runs
 
-The database is copied while it is in use, as one moment has it. Logs and what only processes need stay behind.
+The database is copied while it is in use, as one moment has it, and so is each run (`run_copy.py`). Logs and what only
+processes need stay behind.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.core.json_log import append
 from fedstrata.deploy import state
+from fedstrata.deploy.auth_proxy import NODES
 from fedstrata.deploy.processes import running
 from fedstrata.deploy.run_book import FILE as BOOK
 from fedstrata.deploy.run_book import booked
+from fedstrata.deploy.run_copy import copy_run
+from fedstrata.deploy.state import QUEUE
+from fedstrata.remote.orders import FILE as ORDERS
+from fedstrata.remote.roll import FILE as ROLL
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-KEPT = ("nodes.json", "met.json", "server.json", "run", BOOK, "log.jsonl")  # and databases
+CALM = 3  # times at most that the state is copied
+KEPT = (NODES, "met.json", "server.json", "run", BOOK, ROLL, ORDERS, "log.jsonl")  # and databases
 DATABASES = ("superlink.db", "insecure.db")
 
 
@@ -76,7 +83,7 @@ def _restore(place: Path, port: int | None, runs: Path, keys: Path | None) -> di
     folder = state.of_server(port)
     if running(folder):
         raise RequestError(f"a server runs on port {port} of this machine; end it first")
-    if folder.exists() and any((folder / name).exists() for name in (*DATABASES, "nodes.json")):
+    if folder.exists() and any((folder / name).exists() for name in (*DATABASES, NODES)):
         raise RequestError(f"{folder} holds the state of a server; move it away first")
     homes = {number: (runs / Path(old).name).absolute() for number, old in told["runs"].items()}
     if there := [home for home in homes.values() if home.exists()]:
@@ -86,8 +93,9 @@ def _restore(place: Path, port: int | None, runs: Path, keys: Path | None) -> di
     if keys is not None and keys.exists():
         raise RequestError(f"--keys {keys} is there already; name another folder")
     state.private(folder)
-    for path in (place / "state").iterdir():
-        shutil.copy2(path, folder / path.name)
+    shutil.copytree(place / "state", folder, dirs_exist_ok=True)
+    for path in (folder, *filter(Path.is_dir, folder.iterdir())):  # archives do not keep the modes of folders
+        path.chmod(0o700)
     for number, home in homes.items():
         home.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(place / "runs" / number, home)
@@ -115,24 +123,39 @@ def _checked(place: Path) -> dict[str, Any]:
 
 def _copy_state(folder: Path, place: Path) -> None:
     place.mkdir(mode=0o700)
-    for name in KEPT:
-        if (folder / name).exists():
-            shutil.copy2(folder / name, place / name)
-    for name in DATABASES:
-        if (folder / name).exists():
-            with (
-                closing(sqlite3.connect(f"file:{folder / name}?mode=ro", uri=True)) as live,
-                closing(sqlite3.connect(place / name)) as copy,
-            ):
-                live.backup(copy)
-            (place / name).chmod(0o600)
+    for _ in range(CALM):  # until nobody was let in or shut out meanwhile: the notes and the database must agree
+        before = _stamp(folder / NODES)
+        for name in KEPT:
+            if (folder / name).exists():
+                shutil.copy2(folder / name, place / name)
+        for name in DATABASES:
+            if (folder / name).exists():
+                _copy_database(folder / name, place / name)
+        if _stamp(folder / NODES) == before:
+            break
+    if numbers := [int(path.name.partition(".")[0]) for path in (folder / QUEUE).glob("[0-9]*.*")]:
+        (place / QUEUE).mkdir(mode=0o700)
+        (place / QUEUE / f"{max(numbers)}.lock").touch()  # what was said to a run must be heard by no later one
+
+
+def _copy_database(live: Path, copy: Path) -> None:
+    with (
+        closing(sqlite3.connect(f"file:{live}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
+    copy.chmod(0o600)
+
+
+def _stamp(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _copy_runs(folder: Path, place: Path) -> dict[str, str]:
     """Copy the folders of runs that are still there; give their old places by number."""
     there = [run.path for run in booked(folder) if Path(run.path).is_dir()]
     for number, path in enumerate(there):
-        shutil.copytree(path, place / str(number), ignore=shutil.ignore_patterns("*.part", "lock"))
+        copy_run(Path(path), place / str(number))
     return {str(number): path for number, path in enumerate(there)}
 
 

@@ -193,17 +193,21 @@ def attend(client: CheckedClient, say: Say) -> None:
         door, process = sockets / "site", sockets / "process"
         site = on_demand(client, household, process)
         if client.metrics_port is not None:
-            serve_metrics(SiteFigures(folder, lambda: site.awake), client.metrics_port, client.metrics_host)
+            serve_metrics(
+                SiteFigures(folder, lambda: site.awake, client.keys), client.metrics_port, client.metrics_host
+            )
         keep_log(folder, site=client.site, server=client.server)
         note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
         certificates = None if client.keys is None else CertificateWatch(client.keys, say, client.server)
         if certificates is not None:  # before the data are read: that may take long
             certificates.turn()
+        reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
+        _knock(client, reporter, say)
         _load(client, site, household, say)
         with Door(site.answer, door):
-            _connect(client, household, door, say)
+            _wait_for_key(client, reporter)
+            _connect(client, household, door, reporter, say)
             note("site_connected")
-            reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
             with closing(reporter):
                 while (gone := household.gone()) is None:
                     site.turn()
@@ -247,6 +251,31 @@ def on_demand(client: CheckedClient, household: Household, socket: Path) -> Site
     return SiteOnDemand(start, socket, lambda: household.drop(SITE), client.rest, lambda: look_at(client.files))
 
 
+def _knock(client: CheckedClient, reporter: SiteReporter, say: Say) -> None:
+    """Ask before anything is read whether the key counts: who is shut out ends here, and one not known yet says so."""
+    if not reporter.begin():
+        say(
+            f"{_unknown(client)}; whoever made the keys brings roll.json to the server; trying for "
+            f"{client.patience:.0f} s"
+        )
+
+
+def _wait_for_key(client: CheckedClient, reporter: SiteReporter) -> None:
+    """Wait for a while until the server takes in a roll that names this site: asking costs next to nothing."""
+    deadline = time.monotonic() + client.patience
+    while not reporter.begin():
+        if time.monotonic() > deadline:
+            raise RequestError(_unknown(client))
+        time.sleep(1.0)
+
+
+def _unknown(client: CheckedClient) -> str:
+    return (
+        f"the server at {client.server} does not take site {client.site}: it does not know the key "
+        f"{(client.keys or Path()) / 'node.pub'}, which is not on its roll"
+    )
+
+
 def _load(client: CheckedClient, site: SiteOnDemand, household: Household, say: Say) -> None:
     """Let the data be read once, so that what is wrong with them is said now."""
     try:
@@ -257,7 +286,7 @@ def _load(client: CheckedClient, site: SiteOnDemand, household: Household, say: 
     say(f"site {client.site}: its data are ready")
 
 
-def _connect(client: CheckedClient, household: Household, socket: Path, say: Say) -> None:
+def _connect(client: CheckedClient, household: Household, socket: Path, reporter: SiteReporter, say: Say) -> None:
     """Start the connection to the server; where the server does not take the site, try again for a while."""
     log, deadline = household.folder / "supernode.log", time.monotonic() + client.patience
     told = False
@@ -274,13 +303,16 @@ def _connect(client: CheckedClient, household: Household, socket: Path, say: Say
             return  # whoever waits for us finds out
         if time.monotonic() > deadline:
             raise RequestError(
-                f"the server at {client.server} does not take site {client.site}: it does not know the key "
-                f"{(client.keys or Path()) / 'node.pub'}, or another process is connected with it"
+                f"{_unknown(client)}, or another process is connected with it"
+                if not reporter.taken
+                else f"the server at {client.server} does not take site {client.site}: it knows its key, but another "
+                "process is connected with it, or was until a minute ago"
             )
         if not told:
             say(f"the server does not take site {client.site} yet; trying for {client.patience:.0f} s")
             told = True
         household.drop(NODE)
+        reporter.begin()  # which ends a site that was shut out meanwhile
         time.sleep(min(5.0, max(deadline - time.monotonic(), 0.0)))
 
 

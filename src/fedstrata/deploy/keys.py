@@ -39,6 +39,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedstrata.core.errors import RequestError
+from fedstrata.deploy.shut_out import RevokedError
 from fedstrata.deploy.state import site_name
 from fedstrata.privacy.identity import Identity
 from fedstrata.remote.certificates import Certified, certify, make_authority, named_host
@@ -197,7 +198,7 @@ def of_site(folder: Path, site: str) -> Path:
     credentials = Credentials.load(folder)
     owner = next((name for name, key in credentials.sites.items() if key == credentials.identity.public), None)
     if owner is None:
-        raise RequestError(_off_the_roll(folder, site, credentials.roll))
+        raise RevokedError(_off_the_roll(folder, site, credentials.roll))
     if owner != site:
         raise RequestError(f"--keys {folder} holds the keys of site {owner}, not of site {site}")
     return folder.absolute()

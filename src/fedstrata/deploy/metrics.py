@@ -1,7 +1,7 @@
 """Figures of a server or a site for Prometheus, as OpenMetrics: read from what lies on the disk when somebody asks.
 
-They are served on a port of their own, on loopback unless told otherwise, without keys: nothing but sums leaves by it,
-no sample, label or model.
+They are served on a port of their own, on loopback unless told otherwise, without keys: nothing but sums and names of
+sites leaves by it, no sample, label or model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,11 +21,16 @@ from typing import Any
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_event
+from fedstrata.core.file_lock import is_locked
+from fedstrata.deploy import keys
 from fedstrata.deploy.processes import everybody, family
 from fedstrata.deploy.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, booked
-from fedstrata.deploy.state import join_address
+from fedstrata.deploy.site_reports import AWAY, BUSY, FULL, READY, SiteCondition, conditions
+from fedstrata.deploy.state import QUEUE, join_address
 
-STATES = (WAITING, RUNNING, FINISHED, FAILED_STATE, STOPPED)
+QUEUED, UNKNOWN = "queued", "unknown"  # a run whose turn has not come; a site that has never said anything
+SITE_STATES = (READY, BUSY, FULL, AWAY, UNKNOWN)
+STATES = (QUEUED, WAITING, RUNNING, FINISHED, FAILED_STATE, STOPPED)
 PLAIN = ("accuracy", "loss_test", "seconds")  # figures of a round that become gauges
 LOOPBACK = "127.0.0.1"
 
@@ -97,6 +103,17 @@ def of_processes(folder: Path) -> Iterator[MetricFamily]:
     )
 
 
+def of_certificates(folder: Path | None) -> MetricFamily:
+    """Return when the certificates beside the keys end; what cannot be read is said elsewhere."""
+    ends = MetricFamily(
+        "fedstrata_certificate_end_timestamp_seconds", "When a certificate ends.", labels=("certificate",)
+    )
+    with suppress(OSError, ValueError):
+        for name, end in ({} if folder is None else keys.ends(folder)).items():
+            ends.add(end.timestamp(), name.removesuffix(".crt"))
+    return ends
+
+
 def _used(pid: int) -> tuple[float, float] | None:
     """Return bytes and seconds; None where the system does not tell, or the process is gone."""
     try:
@@ -112,17 +129,26 @@ def _used(pid: int) -> tuple[float, float] | None:
 
 
 class ServerFigures:
-    """The figures of a server; of the run that began last, what its events say."""
+    """The figures of a server; of the run that began last, what its events say.
 
-    def __init__(self, folder: Path, sites: Callable[[], int]):
-        self._folder, self._sites, self._events = folder, sites, EventCounts()
+    `sites` gives the names of those whose keys may connect; `certificates` is the server's key folder.
+    """
+
+    def __init__(self, folder: Path, sites: Callable[[], Iterable[str]], certificates: Path | None = None):
+        self._folder, self._sites, self._certificates, self._events = folder, sites, certificates, EventCounts()
 
     def __call__(self) -> Iterator[MetricFamily]:
         """Read them."""
         yield from of_processes(self._folder)
-        yield MetricFamily("fedstrata_sites_registered", "Sites whose keys may connect.").add(self._sites())
+        yield of_certificates(self._certificates)
+        registered = set(self._sites())
+        yield MetricFamily("fedstrata_sites_registered", "Sites whose keys may connect.").add(len(registered))
+        said = conditions(self._folder)
+        if self._certificates is not None:  # who was revoked is not away, but none of the federation's
+            said = {site: how for site, how in said.items() if site in registered}
+        yield from of_sites(said, registered)
         runs = booked(self._folder)
-        states = Counter(run.state() for run in runs)
+        states = Counter(run.state() for run in runs) + Counter({QUEUED: queued(self._folder)})
         figure = MetricFamily("fedstrata_runs", "Runs by what has become of them.", labels=("state",))
         for state in STATES:
             figure.add(states[state], state)
@@ -131,6 +157,32 @@ class ServerFigures:
             last = runs[-1]
             self._events.read(Path(last.path))
             yield from self._events.figures(last.name, last.method)
+
+
+def of_sites(said: Mapping[str, SiteCondition], registered: Set[str]) -> Iterator[MetricFamily]:
+    """Return how each site is doing, by its own word, and since when nothing was heard of it."""
+    states = MetricFamily("fedstrata_site_state", "1 for the state that a site is in.", labels=("site", "state"))
+    heard = MetricFamily("fedstrata_site_heard_timestamp_seconds", "When a site was heard last.", labels=("site",))
+    for site in sorted(registered | set(said)):
+        how = said.get(site)
+        for state in SITE_STATES:
+            states.add(state == (UNKNOWN if how is None else how.state), site, state)
+        if how is not None:
+            heard.add(how.heard, site)
+    yield states
+    yield heard
+
+
+def queued(folder: Path) -> int:
+    """Count the runs that wait for their turn, or for an operator's approval: the server does not know them yet."""
+    count = 0
+    for file in (folder / QUEUE).glob("*.json"):
+        try:
+            submitted = json.loads(file.read_text())["submitted"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        count += not submitted and is_locked(file.with_suffix(".lock"))
+    return count
 
 
 class EventCounts:
@@ -183,8 +235,8 @@ class EventCounts:
 class SiteFigures:
     """The figures of a site: what left it, from its audit log, and whether its process is there."""
 
-    def __init__(self, folder: Path, awake: Callable[[], bool]):
-        self._folder, self._awake, self._at = folder, awake, 0
+    def __init__(self, folder: Path, awake: Callable[[], bool], certificates: Path | None = None):
+        self._folder, self._awake, self._certificates, self._at = folder, awake, certificates, 0
         self._replies: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._bytes, self._latest = 0, 0.0
@@ -192,6 +244,7 @@ class SiteFigures:
     def __call__(self) -> Iterator[MetricFamily]:
         """Read them."""
         yield from of_processes(self._folder)
+        yield of_certificates(self._certificates)
         self._read()
         awake = MetricFamily("fedstrata_site_awake", "Whether the process that holds the data is there.")
         yield awake.add(self._awake())

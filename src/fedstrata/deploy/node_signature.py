@@ -11,6 +11,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -36,12 +37,19 @@ class NodeKey:
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         self._key = key
 
+    @property
+    def fingerprint(self) -> str:
+        """Return what stands for the public key: SHA-256, in hexadecimal."""
+        return sha256(self._public()).hexdigest()
+
     def sign_time(self) -> dict[str, str]:
         """Return the headers of a request that is signed now."""
         now = datetime.now(UTC).isoformat()
-        public = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        signed = {KEY: public, SIGNATURE: self._key.sign(now.encode(), ec.ECDSA(SHA256()))}
+        signed = {KEY: self._public(), SIGNATURE: self._key.sign(now.encode(), ec.ECDSA(SHA256()))}
         return {TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}
+
+    def _public(self) -> bytes:
+        return self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 class KnownKeys:
@@ -58,19 +66,29 @@ class KnownKeys:
 
     def signer(self, headers: Mapping[str, str]) -> str | None:
         """Return the site that signed the request just now; None: it is none that may connect."""
+        site, age = self._signed(headers)
+        return site if -EARLY < age < OLD else None
+
+    def mistimed(self, headers: Mapping[str, str]) -> bool:
+        """Say whether a known key signed the request, but by a clock that is far from ours."""
+        site, age = self._signed(headers)
+        return site is not None and not -EARLY < age < OLD
+
+    def _signed(self, headers: Mapping[str, str]) -> tuple[str | None, float]:
+        """Return the site that signed a request, and how many seconds ago by its clock."""
         try:
             written = b64decode(headers[KEY], validate=True)
             signature, time = b64decode(headers[SIGNATURE], validate=True), headers[TIME]
             age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
             site = self._known().get(written)
-            if site is None or not -EARLY < age < OLD:
-                return None
+            if site is None:
+                return None, 0.0
             key = load_pem_public_key(written)
             assert isinstance(key, ec.EllipticCurvePublicKey)
             key.verify(signature, time.encode(), ec.ECDSA(SHA256()))
         except (KeyError, ValueError, TypeError, binascii.Error, InvalidSignature):
-            return None
-        return site
+            return None, 0.0
+        return site, age
 
     def _known(self) -> dict[bytes, str]:
         try:

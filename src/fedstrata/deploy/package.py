@@ -9,14 +9,16 @@
       Dockerfile, compose.yaml, kubernetes.yaml
       README.md              what to do with them
 
-Services run as a user of their own, with a root file system that they cannot write; they listen at no port, and connect
-out to one.
+Services run as a user of their own, with a root file system that they cannot write; sites listen at no port but one for
+figures, where that was asked for, and connect out to one.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -30,11 +32,13 @@ import tomli_w
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import state
-from fedstrata.deploy.keys import SERVER, of_site
+from fedstrata.deploy.flower import LOOPBACK
+from fedstrata.deploy.keys import SERVER, of_server, of_site
 from fedstrata.remote.roll import FILE, Roll
 
 TEMPLATES = Path(__file__).with_name("templates")
 UID = 10001  # of the user in containers
+METRICS_HOST = "FEDSTRATA_METRICS_HOST"  # the image sets it: a container's own loopback nobody reaches
 ANY = ("start.sh", "Dockerfile", "compose.yaml", "kubernetes.yaml", "README.md")
 
 
@@ -62,8 +66,31 @@ class PartyPackage:
         return path
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Where a party serves its figures to Prometheus."""
+
+    port: int
+    host: str = LOOPBACK  # in a container: where the machine passes the port on
+
+    def __post_init__(self) -> None:
+        """Refuse what is no address: it stands in scripts."""
+        if not re.fullmatch(r"[A-Za-z0-9._:-]+", self.host):
+            raise RequestError(f'--metrics-host = "{self.host}" is not valid; allowed: an address of the machine')
+
+    @property
+    def words(self) -> list[str]:
+        """Return the options; a container listens to its machine, and has its own word for that."""
+        return ["--metrics-port", str(self.port), "--metrics-host", f"${{{METRICS_HOST}:-{self.host}}}"]
+
+
 def for_site(
-    site: str, keys: Path, server: str, data: Mapping[str, Any], policy: bytes | None = None, metrics: int | None = None
+    site: str,
+    keys: Path,
+    server: str,
+    data: Mapping[str, Any],
+    policy: bytes | None = None,
+    figures: Figures | None = None,
 ) -> PartyPackage:
     """Put together what a site needs; `data` is the table `[data]` of what it has."""
     own = of_site(keys, site)
@@ -79,17 +106,25 @@ def for_site(
         "--data",
         "$here/data.toml",
     ]
-    files = _filled(site, [*words, "--policy", "$here/site.toml"], metrics, ports="")
+    files = _filled(site, [*words, "--policy", "$here/site.toml"], figures, port=None)
     files["data.toml"] = (_data_file(data), 0o644)
     files["site.toml"] = (policy or (TEMPLATES / "site.toml").read_bytes(), 0o644)
     return PartyPackage(site, files | _keys(own))
 
 
-def for_server(keys: Path, host: str, port: int, public: str | None = None, metrics: int | None = None) -> PartyPackage:
+def for_server(
+    keys: Path, host: str, port: int, public: str | None = None, figures: Figures | None = None
+) -> PartyPackage:
     """Put together what the server needs."""
+    if not keys.is_dir():  # it was brought to the server, and deleted here, as it should be
+        raise RequestError(
+            f"--keys: there is no {keys}, so there are no keys for the server's package; bring them back, or name the "
+            "sites that packages are for: --sites A,B,C"
+        )
+    own, _ = of_server(keys, host)
     words = ["deploy", "server", "--keys", "$here/keys", "--host", host, "--port", str(port)]
     words += [] if public is None else ["--public", public]
-    return PartyPackage(SERVER, _filled(SERVER, words, metrics, ports=str(port)) | _keys(keys))
+    return PartyPackage(SERVER, _filled(SERVER, words, figures, port) | _keys(own))
 
 
 def write_all(folder: Path, packages: Sequence[PartyPackage]) -> list[Path]:
@@ -103,27 +138,50 @@ def write_all(folder: Path, packages: Sequence[PartyPackage]) -> list[Path]:
         raise RequestError(f"{folder} cannot be written: {error}") from None
 
 
-def _filled(name: str, words: Sequence[str], metrics: int | None, ports: str) -> dict[str, tuple[bytes, int]]:
-    """Fill in the templates that both kinds of packages have."""
-    words = [*words, *([] if metrics is None else ["--metrics-port", str(metrics)])]
+def _filled(name: str, words: Sequence[str], figures: Figures | None, port: int | None) -> dict[str, tuple[bytes, int]]:
+    """Fill in the templates that both kinds of packages have; `port` is the server's, None at a site."""
+    words = [*words, *([] if figures is None else figures.words)]
+    own, _, use = _read("site.md" if port is None else "server.md").partition("\n\n")
     about = {
         "name": name,
         "what": "server" if name == SERVER else f"site {name}",
         "version": __version__,
         "command": " ".join(_quoted(word) for word in words),
         "uid": str(UID),
-        "mapped": f'    ports: ["{ports}:{ports}"]\n' if ports else "    # no ports: a site only connects out\n",
-        "data": "" if ports else "      - ${FEDSTRATA_DATA:-./data}:/data:ro\n",
-        "data_mount": "" if ports else "            - { name: data, mountPath: /data, readOnly: true }\n",
-        "data_volume": "" if ports else "        - { name: data, hostPath: { path: /srv/fedstrata-data } }\n",
-        "container_port": f"          ports: [{{ containerPort: {ports} }}]\n" if ports else "",
-        "config": "" if ports else "data.toml site.toml ",
-        "own": _read("server.md" if ports else "site.md").replace("NAME", name),
+        "mapped": _mapped(port, figures),
+        "data": "" if port else "      - ${FEDSTRATA_DATA:-./data}:/data:ro\n",
+        "data_mount": "" if port else "            - { name: data, mountPath: /data, readOnly: true }\n",
+        "data_volume": "" if port else "        - { name: data, hostPath: { path: /srv/fedstrata-data } }\n",
+        "container_port": _container_ports(port, figures),
+        "config": "" if port else "data.toml site.toml ",
+        "figures": "" if figures is None else f" Figures for Prometheus: `http://{_at(figures)}/metrics`.",
+        "there": "" if port in (None, state.PORT) else f" --server {state.join_address(LOOPBACK, port)}",
     }
+    about["also"] = f", with `{about['there'].strip()}`" if about["there"] else ""
+    about |= {"own": _fill_text(own, about), "use": _fill_text(use.rstrip("\n"), about)}
     files = {file: (_fill(file, about), 0o755 if file == "start.sh" else 0o644) for file in ANY}
     files[f"fedstrata-{name}.service"] = (_fill("service", about), 0o644)
     files[".dockerignore"] = (b"keys\nstate\ndata\n", 0o644)
     return files
+
+
+def _mapped(port: int | None, figures: Figures | None) -> str:
+    """Return the ports of a compose file: the server's for everybody, figures where they were asked for."""
+    ports = [] if port is None else [f"{port}:{port}"]
+    ports += [] if figures is None else [f"{_at(figures)}:{figures.port}"]
+    none = "    # no ports: a site only connects out\n"
+    return f"    ports: {json.dumps(ports)}\n" if ports else none
+
+
+def _container_ports(port: int | None, figures: Figures | None) -> str:
+    """Return the ports of a pod."""
+    ports = [] if port is None else [f"{{ name: sites, containerPort: {port} }}"]
+    ports += [] if figures is None else [f"{{ name: metrics, containerPort: {figures.port} }}"]
+    return f"          ports: [{', '.join(ports)}]\n" if ports else ""
+
+
+def _at(figures: Figures) -> str:
+    return state.join_address(figures.host, figures.port)
 
 
 class _Marked(Template):
@@ -131,7 +189,11 @@ class _Marked(Template):
 
 
 def _fill(file: str, about: Mapping[str, str]) -> bytes:
-    return _Marked(_read(file)).substitute(about).encode()
+    return _fill_text(_read(file), about).encode()
+
+
+def _fill_text(text: str, about: Mapping[str, str]) -> str:
+    return _Marked(text).substitute(about)
 
 
 def _read(file: str) -> str:
@@ -139,7 +201,7 @@ def _read(file: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    return f'"{word}"' if word.startswith("$here") else shlex.quote(word)
+    return f'"{word}"' if word.startswith(("$here", f"${{{METRICS_HOST}")) else shlex.quote(word)
 
 
 def _data_file(data: Mapping[str, Any]) -> bytes:

@@ -16,11 +16,14 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from fedstrata.core.errors import RequestError
 from fedstrata.deploy.run_app import run_number, start_request
+from fedstrata.deploy.run_place import refuse_unusable
 from fedstrata.deploy.web_app import App, Receive, Scope, Send, answer, ask_app, whole
 
 SOON = "/fedstrata-soon"  # somebody on this machine is about to submit a run
 SUBMIT = "/fedstrata-run"  # a run, as its configuration in JSON
+UNUSABLE = 422  # what a run is answered with that the server could not write down
 SUBMITTED = "/v1/control/start-run"
 PROTOBUF = b"application/protobuf"
 ACQUIRE = "/v1/runtime/acquire-task"
@@ -63,7 +66,11 @@ class RunLauncher:
     async def _submit(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         """Let Flower start a run; give its number, or what Flower says."""
         try:
-            request = start_request(await whole(receive) or b"")
+            config = await whole(receive) or b""
+            request = start_request(config)
+            refuse_unusable(json.loads(config))
+        except RequestError as error:
+            return UNUSABLE, str(error).encode()
         except (ValueError, TypeError) as error:
             return 400, str(error).encode()
         kind = [(b"content-type", PROTOBUF), (b"accept", PROTOBUF), (b"content-length", b"%d" % len(request))]

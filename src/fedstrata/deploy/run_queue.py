@@ -27,13 +27,13 @@ from fedstrata.core.json_log import FILE as LOG
 from fedstrata.core.json_log import append_event
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.state import QUEUE
 from fedstrata.deploy.submit import Submission, over
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.orders import FILE, RunControl, StoppedError
 from fedstrata.remote.roll import Roll
 from fedstrata.runs.folder import Run
 
-QUEUE = "queue"
 OFTEN = 0.2  # seconds between two looks
 Say = Callable[[str], None]
 

@@ -25,7 +25,7 @@ from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.processes import Household, running
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import RunWatch
-from fedstrata.deploy.run_launcher import SOON, SUBMIT
+from fedstrata.deploy.run_launcher import SOON, SUBMIT, UNUSABLE
 from fedstrata.deploy.site_reports import SiteCondition, conditions
 
 READY = 90.0  # seconds in which a server must be up
@@ -186,6 +186,8 @@ def hand_in(server: FederationServer, config: Mapping[str, Any]) -> str:
         raise FedstrataError(f"the server at {server.address}: {why}") from None
     if status == 404:
         raise FedstrataError("the server was started with another version of fedstrata; start it again")
+    if status == UNUSABLE:
+        raise RequestError(said)
     if status != 200:
         raise FedstrataError(f"the server does not take the run ({status}): {' '.join(said.split())[:500]}")
     return said

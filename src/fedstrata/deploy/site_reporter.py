@@ -14,10 +14,12 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.files import write_atomically
 from fedstrata.core.json_log import FILE, append_event
 from fedstrata.deploy.kept_connection import KeptConnection
 from fedstrata.deploy.logs import note
 from fedstrata.deploy.node_signature import NodeKey
+from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError
 from fedstrata.deploy.site_reports import (
     BUSY,
     EVERY,
@@ -36,11 +38,9 @@ from fedstrata.remote.site_state import STATE
 
 PROBE = bytes(1 << 16)  # what a site must be able to write
 ASKED = 3  # times at most: why did the connection end?
-TAKEN, NO_KEY = 204, 404  # what the gate answers to a report; to whom it does not know
-
-
-class RevokedError(RequestError):
-    """The server does not know this site's key any more."""
+STARTING = "starting"  # what a site is busy with until it is connected
+TAKEN, NO_KEY, CLOCK = 204, 404, 412  # what the gate answers to a report; whom it does not know; whose clock is off
+TAKEN_ONCE = "taken.json"  # the fingerprint of the last key that the server took
 
 
 @dataclass
@@ -56,12 +56,15 @@ class SiteReporter:
     _next: float = 0.0
     _state: str = READY
     _since: float = field(default_factory=time.time)
-    _known: bool = False  # whether the server has ever taken a report
+    _known: bool = False  # whether the server has ever taken a report with this key, also before a restart
+    _status: int = 0  # what it answered last; 0: nothing that counts
+    _warned: bool = False  # of the clock
     _told: str = ""  # the server's version that was spoken of
 
     def __post_init__(self) -> None:
         # The same key as the connection's, also when another lies there: whoever is shut out with it must hear so.
         self._key = None if self.keys is None else NodeKey(self.keys / "node.key")
+        self._known = self._key is not None and self._key.fingerprint == _read_taken(self.folder)
         self._line = KeptConnection(self.server, None if self.keys is None else self.keys / "ca.crt")
 
     @property
@@ -94,6 +97,16 @@ class SiteReporter:
         told = {"why": about} if full else {}
         append_event(self.folder / FILE, event, level, site=self.site, server=self.server, **told)
 
+    def begin(self) -> bool:
+        """Ask before anything is read whether the key counts; False: it does not yet. Raise where it did once."""
+        self._send(SiteReport(self.site, BUSY, time.time(), STARTING, __version__))
+        return self._status != NO_KEY
+
+    @property
+    def taken(self) -> bool:
+        """Whether the server took the last report: it knows the key."""
+        return self._status == TAKEN
+
     def close(self) -> None:
         """Say that the site goes; whoever does not hear it finds out."""
         with suppress(RequestError):
@@ -123,31 +136,59 @@ class SiteReporter:
             **({} if self._key is None else self._key.sign_time()),
         }
         try:
-            status, told = self._line.get(PATH, headers)
+            self._status, told = self._line.get(PATH, headers)
         except OSError:
+            self._status = 0
             return False  # the server is away: whoever waits for it says so
-        if status == NO_KEY and self._known:
+        if told.get(PROTOCOL) is None and self._status != TAKEN:
+            self._status = 0  # something before the server, which knows nothing of keys
+        else:
+            self._compare(told)
+        self._say_clock()
+        if self._status == NO_KEY and self._known:
             note("key_refused", logging.ERROR, why="it was revoked, or renewed")
             raise RevokedError(
                 f"site {self.site}: the server at {self.server} does not take its key any more: it was "
                 "revoked, or renewed; whoever made the keys knows more"
             )
-        if status == TAKEN:
-            self._compare(told)
+        if self._status == TAKEN and not self._known:
             self._known = True
-        return True
+            self._keep_taken()
+        return self._status in (TAKEN, NO_KEY)
+
+    def _say_clock(self) -> None:
+        """Say once that signatures bear a time that the server does not take; the key may well count."""
+        if self._status == CLOCK and not self._warned:
+            self.say(
+                f"site {self.site}: the server at {self.server} takes no signature of this machine, because their "
+                "clocks differ by more than five minutes; set the clock"
+            )
+        self._warned = self._status == CLOCK
+
+    def _keep_taken(self) -> None:
+        """Remember over restarts that the key counted: whoever is shut out later hears so at once."""
+        if self._key is not None:
+            with suppress(OSError):  # a full disk, which the next report says
+                write_atomically(self.folder / TAKEN_ONCE, json.dumps({"key": self._key.fingerprint}).encode())
 
     def _compare(self, told: Any) -> None:
         """Refuse a server that speaks another protocol; say so where only the version is another one."""
         version, spoken = str(told.get(VERSION)), str(told.get(PROTOCOL))
         if spoken != str(protocol_version.PROTOCOL):
-            raise RequestError(
+            raise OtherProtocolError(
                 f"the server at {self.server} has fedstrata {version} with protocol {spoken}, this site {__version__} "
                 f"with protocol {protocol_version.PROTOCOL}; install the same at both"
             )
         if version not in (__version__, self._told):
             self._told = version
             self.say(f"the server has fedstrata {version}, this site {__version__}: the same protocol, so they fit")
+
+
+def _read_taken(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / TAKEN_ONCE).read_text())["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def unwritable(folder: Path) -> str | None:

@@ -22,6 +22,7 @@ from fedstrata.core.files import write_atomically
 from fedstrata.remote.site_socket import LONGEST_PATH
 
 PORT = 8000
+QUEUE = "queue"  # in a server's folder: runs in their order
 
 
 def folder() -> Path:

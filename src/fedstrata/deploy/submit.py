@@ -21,6 +21,7 @@ from fedstrata.config.naming import folder_name, name_run
 from fedstrata.config.open_stages import fill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.event_lines import DAMAGED, read_event
+from fedstrata.core.files import make_folder
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.run_book import BookedRun, book
@@ -36,6 +37,7 @@ LOOK = 0.2  # seconds between two looks at the run folder
 ASK = 15.0  # seconds without news after which Flower is asked how the run is doing
 GONE = 5.0  # seconds after which a run folder that nobody holds any more is given up
 
+ELSEWHERE = "name a folder that the server, too, can write, such as --out"
 SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and then
 
 
@@ -109,6 +111,7 @@ def submitted(submission: Submission) -> Iterator[str]:
     flower.required()
     if not submission.resume:  # while it waited for its turn, somebody else may have begun there
         refuse_used(submission.path)
+    make_place(submission.path)
     forget_failure(submission.path)
     folder = submission.server.folder
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
@@ -117,11 +120,21 @@ def submitted(submission: Submission) -> Iterator[str]:
         submission.server.begun(submission.path)
         submission.news.unlink(missing_ok=True)
         try:
-            number = hand_in(submission.server, submission.config(experiment))
+            number = _handed_in(submission, experiment)
             book(folder, submission.booked(number))
             yield number
         finally:
             submission.news.unlink(missing_ok=True)
+
+
+def _handed_in(submission: Submission, experiment: Path) -> str:
+    """Tell the server of a run; where it does not take it, leave no folder."""
+    try:
+        return hand_in(submission.server, submission.config(experiment))
+    except FedstrataError:
+        with suppress(OSError):  # there is something in it
+            submission.path.rmdir()
+        raise
 
 
 def new(server: FederationServer, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
@@ -129,8 +142,25 @@ def new(server: FederationServer, experiment: Experiment, out: Path | None, site
     possible_at_sites(experiment)
     if out is not None:
         refuse_used(out)
-    path = (out or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))).absolute()
+    path = (out or _claimed(folder_name(name_run(experiment.dump())))).absolute()
     return Submission(server, experiment, path, sites, **how)
+
+
+def _claimed(stem: str) -> Path:
+    try:
+        return Run.claim(Path("runs"), stem)
+    except RequestError as error:
+        raise RequestError(f"{error}; {ELSEWHERE} {state.folder() / 'runs' / stem}") from None
+
+
+def make_place(out: Path) -> None:
+    """Make the folder of a run before the server is asked: it then looks whether it sees and may write the same."""
+    try:
+        make_folder(out)
+    except OSError as error:
+        raise RequestError(
+            f"--out = {out} cannot be made: {error.strerror or error}; {ELSEWHERE} {state.folder() / 'runs' / out.name}"
+        ) from None
 
 
 def refuse_used(out: Path) -> None:
