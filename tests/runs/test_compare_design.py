@@ -121,6 +121,18 @@ def test_a_cell_has_what_the_file_its_condition_and_its_row_say_in_that_order():
     assert Design.from_json(own.to_json()) == own
 
 
+def test_tables_of_several_layers_leave_each_other_s_keys_alone():
+    own = design(
+        {"train": {"rounds": 7}},
+        methods=["fedavg"],
+        variants={"quick": {"train": {"lr": 0.25}, "data": {"clients": 9}}},
+        conditions={"short": {"train": {"rounds": 2}, "data": {"partition": {"alpha": 3}}}},
+    )
+    whole = own.experiments["short", "quick"]
+    assert (whole.train.rounds, whole.train.lr) == (2, 0.25)
+    assert (whole.data.clients, whole.data.partition["alpha"]) == (9, 3)
+
+
 def test_options_go_over_the_table_of_a_file():
     file = ComparisonRequest.from_table(
         {

@@ -157,10 +157,19 @@ def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Put keys over each other; a later layer is also applied later, so that `a` does not undo a later `a.b`."""
     asked: dict[str, Any] = {}
     for layer in layers:
-        for key, value in layer.items():
+        for key, value in _keys(layer).items():
             asked.pop(key, None)
             asked[key] = value
     return asked
+
+
+def _keys(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a layer sets, so that it leaves alone what a layer below sets in the same table.
+
+    Data that are named are a whole: nothing stays of other data.
+    """
+    whole = {key: value for key, value in layer.items() if key == "data" and "name" in value}
+    return {**whole, **tables.flatten({key: value for key, value in layer.items() if key not in whole})}
 
 
 def resolved(experiment: Experiment) -> str:
