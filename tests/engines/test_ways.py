@@ -28,6 +28,7 @@ from fedstrata.core.client_parts import Correction
 from fedstrata.core.errors import PartError
 from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, Worker, group_tasks
+from fedstrata.engines.local.gpu import GpuPool
 from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.models.mlp import Mlp
 from fedstrata.runs.session import build_session
@@ -304,6 +305,21 @@ def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path, monk
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert not list((tmp_path / "shared").iterdir())
+
+
+def test_steps_are_recorded_again_after_clients_that_met_failed(monkeypatch):
+    """A model of Protected's that is too large for a step is no end of the run."""
+    pool, trainer = object.__new__(GpuPool), SimpleNamespace(recorder="recorder", buf=None)
+    pool._workers = [SimpleNamespace(trainer=trainer)]
+
+    def fail(*_):
+        assert trainer.recorder is None
+        raise ValueError("too large")
+
+    monkeypatch.setattr(InProcessPool, "lockstep", fail)
+    with pytest.raises(ValueError, match="too large"):
+        pool.lockstep([], {}, None)
+    assert trainer.recorder == "recorder"
 
 
 def test_a_worker_goes_on_after_an_error():
