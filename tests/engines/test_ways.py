@@ -207,7 +207,7 @@ class BreaksAt(Correction):
 # ---- groups do not depend on workers -------------------------------------------------------------------------------
 
 
-def test_groups_are_of_similar_length_and_within_the_seats():
+def test_groups_are_of_similar_length_and_within_the_replicas():
     sizes = np.arange(300) % 7
     tasks = [Task(i, 0, 0) for i in range(300)]
     groups = group_tasks(tasks, sizes, True, 2)
@@ -230,7 +230,7 @@ def test_only_tiny_models_without_batch_norm_are_worth_it():
     assert not worth_grouping(wide, 1e5, "cpu")
 
 
-def test_a_flock_takes_as_many_as_it_has_seats_for():
+def test_a_vmapped_trainer_takes_as_many_as_it_has_replicas():
     work = session_of({"train.clients_per_round": "all"})
     train_data = work.federation.train
     trainer = Trainer(work.plan.local, train_data.x, train_data.y, 17, pad=True)
@@ -274,7 +274,7 @@ class DiesOnce(Correction):
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_lane_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
+def test_a_worker_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
     asked = {"train.clients_per_round": "all", "method.corrections": ["scaffold", DiesOnce(str(tmp_path / "marker"))]}
     (tmp_path / "marker").touch()
     expected, _ = run_rounds(session_of(asked), engine=here(at_once))
@@ -292,7 +292,7 @@ def test_a_lane_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, a
         pool.close()
 
 
-def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path, monkeypatch):
+def test_nothing_is_left_of_workers_after_success_failure_and_death(tmp_path, monkeypatch):
     (tmp_path / "shared").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))  # of memory, where others write too
