@@ -194,7 +194,7 @@ def test_fedtan_with_equal_counts_is_the_form_by_sums():
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_a_padded_lane_with_batch_norm_equals_an_exact_one(pixels):
+def test_a_padded_trainer_with_batch_norm_equals_an_exact_one(pixels):
     module, federation = (
         conv(nn.BatchNorm2d(4)) if pixels else dense(nn.BatchNorm1d(6)),
         build_federation(pixels=pixels),

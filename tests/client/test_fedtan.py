@@ -62,7 +62,7 @@ def test_fedtan_with_one_client_is_fedavg():
 
 
 @pytest.mark.usefixtures("quick_processes")
-def test_fedtan_gives_the_same_model_on_two_lanes(tmp_path):
+def test_fedtan_gives_the_same_model_on_two_workers(tmp_path):
     asked = {"model.hidden": (5,), "model.norm": "batch", "train.rounds": 2, "train.batch_size": 4}
     start = partial(train, method="fedtan", federation=tiny_federation())
     one, two = (

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from by_hand import Functional, close, context, dropping, looking, normed, session_of, textbook, trained, trainer_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
-from visiting import Functional, close, context, dropping, lane_of, looking, normed, session_of, textbook, trained
 
 from fedstrata.client.network import find_head
 from fedstrata.core.errors import RequestError
@@ -23,7 +23,7 @@ from fedstrata.models.mlp import Mlp
 @pytest.mark.parametrize("build", [normed, dropping, Functional, lambda: Mlp(hidden=(6,)).build((4,), 3)])
 def test_at_is_the_modules_own_forward_pass_in_eval_mode(build):
     work = session_of(build())
-    trainer, x = lane_of(work), torch.randn(7, 4, dtype=torch.float64)
+    trainer, x = trainer_of(work), torch.randn(7, 4, dtype=torch.float64)
     context(trainer, work, 2)  # whatever was trained before
     model = work.initial_state().model
     params, buffers = model.params + 0.1, model.buffers + 0.2
@@ -38,10 +38,10 @@ def test_at_is_the_modules_own_forward_pass_in_eval_mode(build):
 
 
 @pytest.mark.parametrize("chunk", [2, 1024])
-def test_peek_tells_loss_and_probabilities_of_the_received_model(monkeypatch, chunk):
+def test_a_probe_tells_loss_and_probabilities_of_the_received_model(monkeypatch, chunk):
     monkeypatch.setattr("fedstrata.client.probe.CHUNK", chunk)
     work = session_of(normed())
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     context(trainer, work, 2)
     context(trainer, work, 1)  # training moved the trainer's weights; the received model is what counts
     losses, probabilities = looking(trainer, work).score_samples()
@@ -60,7 +60,7 @@ def test_frozen_parameters_stay_and_do_not_travel():
     module = Mlp(hidden=(6,)).build((4,), 3)
     module.layer0.requires_grad_(False)
     work = session_of(module)
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     report = context(trainer, work, 2)
     assert [p.name for p in work.plan.space.params] == ["head.weight", "head.bias"]
     assert report.aggregated["update"].numel() == work.plan.space.P == 6 * 3 + 3
@@ -84,7 +84,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_one_tensor_and_train_as_one():
     torch.manual_seed(0)
     work = session_of(Tied(), train__optimizer={"kind": "sgd", "momentum": 0.9})
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     report = context(trainer, work, 2)
     assert work.plan.space.P == 4 * 4 + 4 + 4 + 4 * 3 + 3
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
@@ -113,7 +113,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("persistent", [True, False])
 def test_constant_buffers_stay_as_they_are(persistent):
     work = session_of(Scaled(persistent))
-    report = context(lane_of(work), work, 2)
+    report = context(trainer_of(work), work, 2)
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1))
     close(trained(work, report)["head.weight"], by_hand.head.weight.detach())
     assert report.aggregated.get("buffers", torch.zeros(1)).abs().max() == 0
@@ -121,16 +121,16 @@ def test_constant_buffers_stay_as_they_are(persistent):
 
 def test_what_is_trained_does_not_depend_on_the_client_before():
     work = session_of(normed(), train__optimizer={"kind": "adam"})
-    used, fresh = lane_of(work), lane_of(work)
+    used, fresh = trainer_of(work), trainer_of(work)
     context(used, work, 2)
     one, other = context(used, work, 0), context(fresh, work, 0)
     assert torch.equal(one.aggregated["update"], other.aggregated["update"])
     assert torch.equal(one.aggregated["buffers"], other.aggregated["buffers"])
 
 
-def test_a_report_does_not_change_when_the_lane_goes_on():
+def test_a_report_does_not_change_when_the_trainer_goes_on():
     work = session_of(normed())
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     report = context(trainer, work, 0)
     before = {name: t.clone() for name, t in report.aggregated.items()}, float(report.loss), float(report.update_norm)
     context(trainer, work, 2)
@@ -191,4 +191,4 @@ def test_the_place_of_the_head_inside_the_weights(module, head, start, stop):
     assert space.head == slice(start, stop)
     assert space.head_weight == slice(start, stop - 3)
     assert space.head_bias == slice(stop - 3, stop)
-    context(lane_of(work), work)
+    context(trainer_of(work), work)

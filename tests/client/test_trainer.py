@@ -7,22 +7,22 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector
-from visiting import (
+from by_hand import (
     Functional,
     build_federation,
     close,
     context,
     dropping,
-    lane_of,
     looking,
     normed,
     session_of,
     textbook,
     trained,
+    trainer_of,
 )
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
 
 from fedstrata.client.local_step import RING
 from fedstrata.models.lenet5 import LeNet5
@@ -51,11 +51,11 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_visit_is_textbook_training(model, optimizer):
+def test_a_client_update_is_textbook_training(model, optimizer):
     (build, shape), (asked, reference) = MODELS[model], OPTIMIZERS[optimizer]
     torch.manual_seed(0)
     work = session_of(build(), build_federation(shape=shape), train__optimizer=asked)
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     for client, round in ((2, 0), (0, 1), (1, 0)):  # 17, 9 and 3 samples in batches of 4; 17 and 9 leave a single one
         report = context(trainer, work, client, round)
         module, loss = textbook(work, client, reference, round, skip_single=model == "norm")
@@ -67,12 +67,13 @@ def test_a_visit_is_textbook_training(model, optimizer):
     assert any("running_var" in name for name in end) == (model == "norm")
 
 
-def test_a_visit_reports_samples_and_steps():
+def test_a_client_update_reports_samples_and_steps():
     work = session_of(normed())
-    reports = [context(lane_of(work), work, client) for client in range(3)]
+    reports = [context(trainer_of(work), work, client) for client in range(3)]
     assert [r.samples for r in reports] == [9, 3, 17]
     assert [r.steps for r in reports] == [4, 2, 8]  # two epochs, singles left out
-    assert [context(lane_of(session_of(dropping())), session_of(dropping()), c).steps for c in range(3)] == [6, 2, 10]
+    work = session_of(dropping())
+    assert [context(trainer_of(work), work, client).steps for client in range(3)] == [6, 2, 10]
 
 
 def test_more_batches_than_the_ring_holds():
@@ -80,7 +81,7 @@ def test_more_batches_than_the_ring_holds():
     work = session_of(Mlp(hidden=(3,)).build((4,), 3), federation, train__batch_size=1)
     reference = partial(torch.optim.SGD, lr=0.1)
     for pad in (False, True):
-        report = context(lane_of(work, pad), work)
+        report = context(trainer_of(work, pad), work)
         module, loss = textbook(work, 0, reference)
         close(
             work.initial_state().model.params + report.aggregated["update"],
@@ -92,10 +93,10 @@ def test_more_batches_than_the_ring_holds():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["mlp", "lenet5", "dropout"])
-def test_a_padded_lane_equals_an_exact_one(model, optimizer):
+def test_a_padded_trainer_equals_an_exact_one(model, optimizer):
     build, shape = {**MODELS, "dropout": (dropping, (4,))}[model]
     work = session_of(build(), build_federation(shape=shape), train__optimizer=OPTIMIZERS[optimizer][0])
-    exact, padded = lane_of(work), lane_of(work, pad=True)
+    exact, padded = trainer_of(work), trainer_of(work, pad=True)
     for client in (2, 1, 0):
         one, other = context(exact, work, client), context(padded, work, client)
         close(one.aggregated["update"], other.aggregated["update"])
@@ -107,7 +108,7 @@ def test_the_step_size_follows_the_schedule():
     module = Mlp(hidden=()).build((4,), 3)
     halved = {"kind": "step", "every": 1, "by": 0.5}
     work = session_of(module, train__lr_schedule=halved, train__epochs=1, train__batch_size=99)
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     first, third = (context(trainer, work, round=r).aggregated["update"] for r in (0, 2))
     close(third, first / 4)
 
@@ -117,7 +118,7 @@ def test_the_step_size_follows_the_schedule():
 
 def test_a_single_sample_that_is_all_there_is_trains_on_running_statistics():
     work = session_of(normed(), build_federation(sizes=(1, 6)), train__epochs=1)
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     context(trainer, work, 1)
     report = context(trainer, work, 0)
     module, data = work.plan.local.build().double().eval(), work.federation.train
@@ -129,18 +130,18 @@ def test_a_single_sample_that_is_all_there_is_trains_on_running_statistics():
 
 def test_norm_layers_train_again_after_a_single_sample():
     work = session_of(normed(), build_federation(sizes=(1, 6)))
-    used, fresh = lane_of(work), lane_of(work)
+    used, fresh = trainer_of(work), trainer_of(work)
     context(used, work, 0)
     for name, tensor in context(fresh, work, 1).aggregated.items():
         assert torch.equal(context(used, work, 1).aggregated[name], tensor)
         assert tensor.abs().max() > 0
 
 
-def test_cumulative_statistics_count_from_the_start_of_every_visit():
+def test_cumulative_statistics_count_from_the_start_of_every_client_update():
     module = normed()
     module.norm.momentum = None  # the running mean is then a plain mean over the batches counted so far
     work = session_of(module)
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     context(trainer, work, 0)
     report = context(trainer, work, 2)
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1), skip_single=True)
@@ -152,7 +153,7 @@ def test_cumulative_statistics_count_from_the_start_of_every_visit():
 
 def masks_of(work, client=0, round=0, before=()):
     """Return what a dropout layer let through of ones, step by step."""
-    trainer, seen = lane_of(work), []
+    trainer, seen = trainer_of(work), []
     for other in before:
         context(trainer, work, other)
     trainer.network.module.drop.register_forward_hook(lambda _m, _a, out: seen.append(out.detach().clone()))
@@ -177,7 +178,7 @@ def test_dropout_has_the_right_rate_and_scale(ones, p):
         assert spread.abs().max() < 5 * (p * (1 - p) / 80) ** 0.5
 
 
-def test_dropout_depends_on_the_visit_and_on_nothing_else(ones):
+def test_dropout_depends_on_the_client_update_and_on_nothing_else(ones):
     work = session_of(dropping(0.5, 50), ones, train__batch_size=20)
     masks = masks_of(work)
     torch.manual_seed(99)
@@ -205,7 +206,7 @@ class Twice(nn.Module):
 @pytest.mark.parametrize("how", ["two layers", "one layer under two names", "one layer called twice"])
 def test_every_use_of_dropout_has_bits_of_its_own(ones, how):
     work = session_of(Twice(how), ones, train__batch_size=20)
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     context(trainer, work)
     one, other = trainer.network.module.masks
     assert 0.4 < (one == other).double().mean().item() < 0.6
@@ -213,7 +214,7 @@ def test_every_use_of_dropout_has_bits_of_its_own(ones, how):
 
 @pytest.mark.parametrize("how", ["two layers", "one layer under two names"])
 def test_no_dropout_layer_is_left_to_the_global_generator(ones, how):
-    layers = lane_of(session_of(Twice(how), ones)).network.modules()
+    layers = trainer_of(session_of(Twice(how), ones)).network.modules()
     assert not any(isinstance(layer, nn.Dropout) for layer in layers)
 
 
@@ -225,9 +226,9 @@ def test_dropout_of_whole_channels():
     assert set(flat.unique().tolist()) == {0.0, 2.0}
 
 
-def test_functional_dropout_is_tied_to_the_visit_too():
+def test_functional_dropout_is_tied_to_the_client_update_too():
     work = session_of(Functional())
-    used, fresh = lane_of(work), lane_of(work)
+    used, fresh = trainer_of(work), trainer_of(work)
     context(used, work, 2)
     torch.manual_seed(99)
     report = context(used, work, 0)
@@ -238,9 +239,9 @@ def test_functional_dropout_is_tied_to_the_visit_too():
 
 
 @pytest.mark.parametrize("build", [Functional, dropping, normed])
-def test_a_visit_leaves_the_callers_generator_alone(build):
+def test_a_client_update_leaves_the_callers_generator_alone(build):
     work = session_of(build())
-    trainer = lane_of(work)
+    trainer = trainer_of(work)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     context(trainer, work)

@@ -452,3 +452,9 @@ def test_a_part_from_another_package_trains():
 def test_a_part_from_another_package_that_does_not_fit_is_refused(kind, said):
     with pytest.raises(RequestError, match=rf"method\.selector\.kind = .*{said}"):
         of(method__selector=kind)
+
+
+@pytest.mark.parametrize("key", ["source", "cls"])
+def test_an_override_may_be_named_as_anything_and_is_refused_as_unknown(key):
+    with pytest.raises(RequestError, match=f"{key} is not an option"):
+        Experiment.of(None, **{key: 1})

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from portalocker import AlreadyLocked
 
+from fedstrata.core import file_lock
 from fedstrata.core.file_lock import is_locked, take_lock
 
 HOLD = """
@@ -62,6 +64,25 @@ def test_a_lock_excludes_in_one_process_too(tmp_path):
     os.close(handle)
     assert path.exists(), "a lock file that goes away could be locked twice"
     assert not is_locked(path)
+
+
+@pytest.mark.parametrize(("looks", "taken"), [(1, True), (1000, False)])
+def test_somebody_who_looks_keeps_nobody_from_locking(tmp_path, monkeypatch, looks, taken):
+    """To look shares the lock for an instant: whoever locks in that instant tries again."""
+    plain, tries = file_lock.lock, []
+
+    def looked_at(handle, flags):
+        tries.append(flags)
+        if len(tries) <= looks:
+            raise AlreadyLocked("somebody looks")
+        plain(handle, flags)
+
+    monkeypatch.setattr(file_lock, "lock", looked_at)
+    handle = take_lock(tmp_path / "lock")
+    assert (handle is not None) == taken
+    assert 1 < len(tries) < 10
+    if handle is not None:
+        os.close(handle)
 
 
 def test_looking_makes_no_file_and_needs_no_right_to_write(tmp_path, monkeypatch):

@@ -47,6 +47,16 @@ def test_with_drift_test_data_go_with_the_training_data():
     assert all(old[fed.at(1).train_split[i].tobytes()] == fed.at(1).test_split[i].tobytes() for i in range(6))
 
 
+def test_a_changed_copy_does_not_answer_with_what_the_first_one_was_asked():
+    fed = moved(drift=Drift((2,), share=1.0))
+    before = fed.at(0)
+    turned = fed.relabel(np.array([2, 0, 1]))
+    assert turned.at(0).labels.tolist() == turned.labels.tolist() != before.labels.tolist()
+    assert fed.with_devices(np.full(len(fed), 2.0), None).at(0).speeds.tolist() == [2.0] * len(fed)
+    still = fed.moving(stream=Stream(0.5, 4)).at(0)
+    assert still.train_split.sizes.sum() < before.train_split.sizes.sum()
+
+
 def test_a_stream_starts_with_a_share_and_ends_with_everything():
     x, y = np.zeros((1000, 2), dtype=np.float32), np.arange(1000) % 2
     fed = Federation.from_arrays(x, y, np.array_split(np.arange(1000), 10), test=(x, y)).moving(stream=Stream(0.2, 11))

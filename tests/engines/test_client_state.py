@@ -64,7 +64,7 @@ def written(monkeypatch):
         put(self, snapshot)
         files = {client: file["file"] for client, _, file in self.manifest()["clients"]}
         on_disk = {path.name: path.stat().st_ino for path in self.path.glob("client-*")}
-        assert sorted(on_disk) == sorted(files.values())  # one file a client that was ever visited
+        assert sorted(on_disk) == sorted(files.values())  # one file a client that ever trained
         seen.append({client: (name, on_disk[name]) for client, name in files.items()})
 
     monkeypatch.setattr(Checkpoints, "put", watched)
@@ -112,9 +112,9 @@ def test_the_engine_reads_only_what_a_step_needs(policy, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "client", watched)
     run = trained(tmp_path / "run", policy, STATEFUL["scaffold"])
-    visited = [set(e["steps"][0]["clients"]) for e in run.events() if e["event"] == "round"]
+    selected = [set(e["steps"][0]["clients"]) for e in run.events() if e["event"] == "round"]
     known, again = set(), []
-    for clients in visited:
+    for clients in selected:
         again += sorted(clients & known)
         known |= clients
     assert read == ([] if policy == "memory" else again)

@@ -92,7 +92,7 @@ def gap_of(one, other):
 
 @pytest.mark.parametrize("together", ["always", "never"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedbss", "fedpbs", "feddyn", "fedyogi"])
-def test_recorded_lanes_side_by_side_equal_plain_steps_on_one(method, together, tmp_path):
+def test_recorded_workers_side_by_side_equal_plain_steps_on_one(method, together, tmp_path):
     asked = SMALL | {"method.name": method, "engine.device": "cuda", "train.clients_per_round": "all"}
     asked |= {"method.sampler.warmup": 0} if method == "fedbss" else {}
     plain = train(
@@ -141,7 +141,7 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_is_with_the_reason(tmp_pa
     assert any("captur" in remark for remark in remarks)
 
 
-def test_out_of_memory_costs_lanes_and_no_rounds(tmp_path, monkeypatch):
+def test_out_of_memory_costs_workers_and_no_rounds(tmp_path, monkeypatch):
     asked = SMALL | {"engine.device": "cuda", "engine.workers": 4, "engine.vmap": "never", "method.name": "scaffold"}
     expected = train(overrides=asked, out=tmp_path / "calm")
     step, left = Trainer.step, [30]

@@ -28,6 +28,7 @@ from fedstrata.core.client_parts import Correction
 from fedstrata.core.errors import PartError
 from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, Worker, group_tasks
+from fedstrata.engines.local.gpu import GpuPool
 from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.models.mlp import Mlp
 from fedstrata.runs.session import build_session
@@ -72,6 +73,10 @@ def in_processes(workers, at_once, client_state=None):
         return engine
 
     return start
+
+
+def pids_of(pool):
+    return [child.process.pid for child in pool._children]
 
 
 def gap(one, other):
@@ -202,7 +207,7 @@ class BreaksAt(Correction):
 # ---- groups do not depend on workers -------------------------------------------------------------------------------
 
 
-def test_groups_are_of_similar_length_and_within_the_seats():
+def test_groups_are_of_similar_length_and_within_the_replicas():
     sizes = np.arange(300) % 7
     tasks = [Task(i, 0, 0) for i in range(300)]
     groups = group_tasks(tasks, sizes, True, 2)
@@ -225,7 +230,7 @@ def test_only_tiny_models_without_batch_norm_are_worth_it():
     assert not worth_grouping(wide, 1e5, "cpu")
 
 
-def test_a_flock_takes_as_many_as_it_has_seats_for():
+def test_a_vmapped_trainer_takes_as_many_as_it_has_replicas():
     work = session_of({"train.clients_per_round": "all"})
     train_data = work.federation.train
     trainer = Trainer(work.plan.local, train_data.x, train_data.y, 17, pad=True)
@@ -269,37 +274,52 @@ class DiesOnce(Correction):
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_lane_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
+def test_a_worker_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
     asked = {"train.clients_per_round": "all", "method.corrections": ["scaffold", DiesOnce(str(tmp_path / "marker"))]}
     (tmp_path / "marker").touch()
     expected, _ = run_rounds(session_of(asked), engine=here(at_once))
     (tmp_path / "marker").unlink()
     work, remarks = session_of(asked), []
     pool = ProcessPool(work.plan.local, work.federation, 2, at_once, remarks.append)
-    first = pool.pids
+    first = pids_of(pool)
     try:
         state, _ = run_rounds(work, engine=lambda _: LocalEngine(pool))
         assert same(expected, state)
         assert (tmp_path / "marker").exists()
-        assert len(set(first) & set(pool.pids)) == 1
+        assert len(set(first) & set(pids_of(pool))) == 1
         assert "exit code -9; another one takes its place" in remarks[0]
     finally:
         pool.close()
 
 
-def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path, monkeypatch):
+def test_nothing_is_left_of_workers_after_success_failure_and_death(tmp_path, monkeypatch):
     (tmp_path / "shared").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))  # of memory, where others write too
     work = session_of({"method.corrections": [DiesOnce(str(tmp_path / "marker"))], "train.clients_per_round": "all"})
     pool = ProcessPool(work.plan.local, work.federation, 2)
     run_rounds(work, engine=lambda _: LocalEngine(pool))
-    pids = pool.pids
+    pids = pids_of(pool)
     pool.close()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert not list((tmp_path / "shared").iterdir())
+
+
+def test_steps_are_recorded_again_after_clients_that_met_failed(monkeypatch):
+    """A model of Protected's that is too large for a step is no end of the run."""
+    pool, trainer = object.__new__(GpuPool), SimpleNamespace(recorder="recorder", buf=None)
+    pool._workers = [SimpleNamespace(trainer=trainer)]
+
+    def fail(*_):
+        assert trainer.recorder is None
+        raise ValueError("too large")
+
+    monkeypatch.setattr(InProcessPool, "lockstep", fail)
+    with pytest.raises(ValueError, match="too large"):
+        pool.lockstep([], {}, None)
+    assert trainer.recorder == "recorder"
 
 
 def test_a_worker_goes_on_after_an_error():

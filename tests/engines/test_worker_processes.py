@@ -50,9 +50,13 @@ def workers(count):
     return start
 
 
+def pids_of(pool):
+    return [child.process.pid for child in pool._children]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("method", ["scaffold", "sfl"])
-def test_one_two_and_three_lanes_are_bit_equal(method, precision):
+def test_one_two_and_three_workers_are_bit_equal(method, precision):
     overrides = {"method.name": method, "engine.precision": precision, "train.clients_per_round": 5}
     alone, outcomes = run_rounds(session_of(overrides))
     for count in (2, 3):
@@ -63,7 +67,7 @@ def test_one_two_and_three_lanes_are_bit_equal(method, precision):
         assert outcomes == same_outcomes
 
 
-def test_a_whole_run_has_the_same_events_and_model_on_any_number_of_lanes(tmp_path):
+def test_a_whole_run_has_the_same_events_and_model_on_any_number_of_workers(tmp_path):
     small = {"train.rounds": 3, "data.clients": 8, "model.name": "lenet5", "system.stragglers.rate": 0.3}
     small |= {"engine.device": "cpu", "train.epochs": 1, "train.batch_size": 32}
     one = train(overrides=small | {"engine.workers": 1}, out=tmp_path / "1")
@@ -87,7 +91,7 @@ def test_a_part_that_raises_names_the_client_and_shows_its_own_traceback(count):
     start.engines[0].close()
 
 
-def test_a_lane_that_dies_is_reported_with_its_exit_code():
+def test_a_worker_that_dies_is_reported_with_its_exit_code():
     start = workers(2)
     with pytest.raises(FedstrataError, match="exit code 7"):
         run_rounds(session_of({"method.corrections": [{"kind": f"{__name__}:Deadly"}]}), engine=start)
@@ -97,7 +101,7 @@ def test_a_lane_that_dies_is_reported_with_its_exit_code():
 def test_closing_leaves_no_process_behind():
     work = session_of()
     pool = ProcessPool(work.plan.local, work.federation, 2)
-    pids = pool.pids
+    pids = pids_of(pool)
     assert len(pids) == 2
     pool.close()
     for pid in pids:
@@ -105,7 +109,7 @@ def test_closing_leaves_no_process_behind():
             os.kill(pid, 0)
 
 
-def test_more_lanes_than_cores_is_warned_of(tmp_path, monkeypatch):
+def test_more_workers_than_cores_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     run = train(
         federation=tiny_federation(),
@@ -155,7 +159,7 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
     assert second.startswith("1 one worker is used: Mine is defined in the script itself")
 
 
-def test_lanes_that_cannot_have_the_plan_are_refused_when_asked_for():
+def test_workers_that_cannot_have_the_plan_are_refused_when_asked_for():
     class Unreachable(torch.nn.Linear):
         pass
 

@@ -24,7 +24,7 @@ def own_work(module, overrides, federation=None):
     )
 
 
-def one_visit(parts, overrides, n=2):
+def one_client(parts, overrides, n=2):
     """Let one of ten clients of n samples take a local step a sample; give the state, the engine and who it was."""
     alone = {"train.batch_size": 1, "train.lr": 0.1, "train.clients_per_round": 1, "method.combiner": "uniform"}
     work = given_work((n,) * 10, {"method.corrections": parts, **alone, **overrides})

@@ -36,8 +36,8 @@ ALL = {"train.clients_per_round": "all"}
 UNIFORM = {"method.combiner": "uniform", **ALL}
 
 
-def visit_of(seen, epochs, round=0, rounds=1, batch_size=2, speed=1.0):
-    """Return a client update to a client whose samples the received model sees like this.
+def context_of(seen, epochs, round=0, rounds=1, batch_size=2, speed=1.0):
+    """Return the context of a client whose samples the received model sees like this.
 
     `looks` counts how often it did.
     """
@@ -57,7 +57,7 @@ def visit_of(seen, epochs, round=0, rounds=1, batch_size=2, speed=1.0):
 
 def sets_of(sampler, seen, epochs, **more):
     """Return the samples of each epoch, in order."""
-    return [np.sort(e).tolist() for e in sampler.plan(visit_of(seen, epochs, **more)).epochs]
+    return [np.sort(e).tolist() for e in sampler.plan(context_of(seen, epochs, **more)).epochs]
 
 
 def seen_of(losses, unsure):
@@ -164,14 +164,14 @@ def test_smallest_losses_come_first():
 
 
 def test_every_epoch_is_shuffled_with_its_own_stream_from_sorted_samples():
-    order = BiasAware(warmup=0).plan(visit_of(SEEN, 4))
+    order = BiasAware(warmup=0).plan(context_of(SEEN, 4))
     for e, positions in enumerate(([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4])):
         shuffled = np.array(positions)[Streams(3)(f"epoch-{e}").permutation(len(positions))]
         assert order.epochs[e].tolist() == shuffled.tolist()
 
 
-def test_samples_are_ranked_once_a_visit():
-    context = visit_of(SEEN, 10)
+def test_samples_are_ranked_once_a_client_update():
+    context = context_of(SEEN, 10)
     BiasAware(warmup=0).plan(context)
     assert len(context.looks) == 1
 
@@ -187,7 +187,7 @@ def test_warm_up_in_rounds_or_as_a_share_of_them(warmup, rounds, first):
     assert min(in_rounds(warmup, rounds), rounds) == first
     sampler = BiasAware(warmup=warmup, growth="filter")
     for round in range(rounds):
-        context = visit_of(SEEN, 1, round, rounds)
+        context = context_of(SEEN, 1, round, rounds)
         order = sampler.plan(context)
         ranked = round >= first
         assert len(context.looks) == ranked
@@ -375,19 +375,19 @@ def test_epochs_asked_of_a_slow_client_grow_to_everything_too():
     ],
 )
 def test_batches_as_large_as_a_device_can_take(sampler, n, nominal, speed, batch):
-    context = visit_of(seen_of(np.arange(n), np.arange(n) / n), 2, batch_size=nominal, speed=speed)
+    context = context_of(seen_of(np.arange(n), np.arange(n) / n), 2, batch_size=nominal, speed=speed)
     order = sampler.plan(context)
     assert min(order.batch_size, n) == batch == sampler.width(nominal, n, speed)
 
 
 def test_the_smallest_batch_is_an_option_and_speeds_do_not_matter_to_fixed_batches():
-    context = visit_of(seen_of(np.arange(50), np.zeros(50)), 1, batch_size=64, speed=0.1)
+    context = context_of(seen_of(np.arange(50), np.zeros(50)), 1, batch_size=64, speed=0.1)
     assert Shuffle(batch="capacity", least=3).plan(context).batch_size == 6
     assert Shuffle(batch="capacity", least=20).plan(context).batch_size == 20
     assert Shuffle().plan(context).batch_size == 64
 
 
-def test_a_lane_is_wide_enough_for_the_fastest_device():
+def test_a_trainer_is_wide_enough_for_the_fastest_device():
     federation = replace(tiny_federation(), speeds=np.array([1.0, 0.1, 3.0, 1.0, 1.0, 1.0]))
     work = session_of({"method.sampler": {"kind": "shuffle", "batch": "capacity", "least": 2}, **ALL}, federation)
     ((outcome,),) = run_rounds(work, 1)[1]
@@ -401,7 +401,7 @@ def test_devices_of_equal_speed_make_batches_by_capacity_plain_ones():
     assert same(run_rounds(session_of(by_capacity))[0], run_rounds(session_of())[0])
 
 
-def test_a_lane_of_its_own_gives_the_same_visit():
+def test_a_trainer_of_its_own_gives_the_same_update():
     """A site knows only its own speed; its trainer is as wide as that asks for."""
     federation = replace(tiny_federation(), speeds=np.array([1.0, 0.1, 3.0, 1.0, 1.0, 1.0]))
     work = session_of({"method.name": "fedbss", "method.sampler.batch": "capacity", **ALL}, federation)

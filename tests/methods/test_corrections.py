@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from correcting import EVERYBODY, close, one_visit, own_work
+from correcting import EVERYBODY, close, one_client, own_work
 from quadratic import Given, f64, given_work, run_from, start
 from sweeping import sweep
 from torch import nn
@@ -50,7 +50,7 @@ def test_scaffold_with_momentum_keeps_the_mean_of_raw_gradients():
     Step 1: g = 2, v = 1.8, w = .82. Step 2: g = 1.64, v = .9 * 1.8 + 1.44 = 3.06, w = .514. c_k' = (2 + 1.64) / 2.
     """
     parts = [Given(curve=2.0), Scaffold(gradients="raw")]
-    work, state, engine = one_visit(parts, {"train.optimizer": {"kind": "sgd", "momentum": 0.9}})
+    work, state, engine = one_client(parts, {"train.optimizer": {"kind": "sgd", "momentum": 0.9}})
     state.server_steps["scaffold"] = Control(f64(0.1, 0.1))
     engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
     ((outcome,),) = run_from(work, state, engine)
@@ -126,7 +126,7 @@ def test_corrections_act_in_the_order_of_the_list():
         "before": [push, Clip(norm=1.0), Scaffold()],
         "after": [push, Scaffold(), Clip(norm=1.0)],
     }.items():
-        work, state, engine = one_visit(parts, {"train.batch_size": 2})
+        work, state, engine = one_client(parts, {"train.batch_size": 2})
         state.server_steps["scaffold"] = Control(f64(3.0, 0.0))
         run_from(work, state, engine)
         ends[name] = state.model.params[0].item()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from correcting import close, one_visit
+from correcting import close, one_client
 from quadratic import Given, f64, given_work, run_from, start, weights_after_steps
 
 from fedstrata.core.errors import RequestError
@@ -34,7 +34,7 @@ def test_feddyn_in_the_loop(monkeypatch):
 
 def test_feddyn_evaluates_the_mean_of_the_clients_if_asked():
     parts = [Given(curve=2.0), FedDyn(alpha=0.5, evaluate="mean")]
-    work, state, engine = one_visit(parts, {"train.clients_per_round": "all"})
+    work, state, engine = one_client(parts, {"train.clients_per_round": "all"})
     run_from(work, state, engine)
     mean = 0.8 - 0.1 * (1.6 + 0.5 * -0.2)  # of ten equal clients
     close(model_to_evaluate(work.plan, state).params, f64(mean, mean), atol=1e-12)
@@ -86,7 +86,7 @@ def test_feddyns_recipe_clips_what_feddyn_added():
     """The gradient is 6 and 8; with g_k = (-6, -8) it becomes 12 and 16, which is cut to a length of 10."""
     push = Given(curve=0.0, slope=(6.0, 8.0))
     recipe = list(session_of({"method.name": "feddyn"}).plan.local.parts.values())
-    work, state, engine = one_visit([push, *recipe], {"train.batch_size": 2})
+    work, state, engine = one_client([push, *recipe], {"train.batch_size": 2})
     engine.restore({k: ((0, 0), {"feddyn/g": f64(-6.0, -8.0)}) for k in range(10)})
     ((outcome,),) = run_from(work, state, engine)
     assert outcome.reports[0].update_norm == pytest.approx(0.1 * 10, abs=1e-12)
@@ -100,7 +100,7 @@ def test_feddyn_under_clip_by_hand(monkeypatch, authors):
     """
     r = 0.5**0.5
     parts = [FedDyn(alpha=0.5, clip=1.0)] if authors else [FedDyn(alpha=0.5), Clip(norm=1.0)]
-    work, state, engine = one_visit([Given(curve=2.0), *parts], {"train.clients_per_round": "all"})
+    work, state, engine = one_client([Given(curve=2.0), *parts], {"train.clients_per_round": "all"})
     seen = weights_after_steps(monkeypatch)
     run_from(work, state, engine)
     first = 1 - 0.1 * (r + 0.5) if authors else 1 - 0.1 * r

@@ -48,14 +48,14 @@ def normed():
     return nn.Sequential(layers)
 
 
-def test_moon_is_off_at_a_clients_first_visit_and_on_at_its_second():
+def test_moon_is_off_at_a_clients_first_update_and_on_at_its_second():
     asked = {"method.name": "moon", "method.corrections.0.mu": 5.0, **EVERYBODY}
     first, second = ([run_rounds(session_of({**EVERYBODY, **o}), rounds)[0] for o in ({}, asked)] for rounds in (1, 2))
     assert same(*first)
     assert not same(*second)
 
 
-def test_moon_keeps_the_model_that_a_visit_ends_with():
+def test_moon_keeps_the_model_that_a_client_update_ends_with():
     work = own_work(normed(), {"method.name": "moon", **EVERYBODY})
     engine = in_process(work)
     received = work.initial_state().model

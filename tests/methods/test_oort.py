@@ -94,7 +94,7 @@ def test_never_reported_counts_as_the_first_round():
     assert np.isfinite(first)
 
 
-def test_utility_of_a_visit():
+def test_utility_of_a_client_update():
     """Losses .5, 1 and 2: 3 sqrt((.25 + 1 + 4) / 3), whatever stands in the padding."""
     meter = Utility()
     own = {"squares": torch.tensor(7.0).double(), "seen": torch.tensor(7.0).double()}

@@ -137,7 +137,7 @@ def test_prox_step():
     close(w, f64(0.9975, 2.0045), atol=1e-12)
 
 
-def test_prox_over_two_steps_of_the_lane():
+def test_prox_over_two_steps_of_the_trainer():
     # f = v^2, mu = 1, eta = .1: 1 -> .8 -> .8 - .1 (1.6 + (.8 - 1)) = .66
     parts = [Given(curve=2.0), Prox(mu=1.0)]
     work = given_work((2, 2), {"method.corrections": parts, "train.batch_size": 1, "train.lr": 0.1})

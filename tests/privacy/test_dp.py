@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from math import comb, exp, expm1, fsum, inf, log, sqrt
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedstrata import RequestError
 from fedstrata.methods.selectors.clusters import find_clusters, nearest
 from fedstrata.privacy import accounting
 from fedstrata.privacy.accounting import Accountant, FixedSize, Fraction
-from fedstrata.privacy.histograms import NoisyHistograms, party_level
+from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.noise import at_most_one, central_noise, clipped, local_noise
 
 
@@ -154,7 +153,7 @@ def test_a_description_says_what_is_meant():
         (lambda: at_most_one(np.array([1.0, -0.5])), "not negative"),
         (lambda: NoisyHistograms(0), "epsilon = 0"),
         (lambda: NoisyHistograms(1).spent(-1), "tellings = -1"),
-        (lambda: party_level(np.ones(3), -1, np.random.default_rng()), "epsilon = -1"),
+        (lambda: NoisyHistograms(-1), "epsilon = -1"),
     ],
 )
 def test_wrong_requests_are_refused(wrong, said):
@@ -215,15 +214,14 @@ def test_sensitivities_are_attained_and_not_exceeded():
     assert coefficient > 0
 
 
-@pytest.mark.parametrize("draw", [central_noise, local_noise, partial(central_noise, coefficient=0.25)])
+@pytest.mark.parametrize("draw", [central_noise, local_noise])
 def test_noise_has_the_variance_that_is_accounted(draw):
     clip, multiplier = 0.3, 1.7
-    share = 0.25 if isinstance(draw, partial) else 1.0
     noise = draw((200, 100), clip, multiplier, np.random.default_rng(5))
     assert noise.shape == (200, 100)
-    assert kstest(noise.ravel(), norm(0, share * clip * multiplier).cdf).pvalue > 0.01
+    assert kstest(noise.ravel(), norm(0, clip * multiplier).cdf).pvalue > 0.01
     accountant = Accountant(multiplier, 1e-5, local=draw is local_noise)
-    reached = noise.std() / (share * clip * accountant.sensitivity)
+    reached = noise.std() / (clip * accountant.sensitivity)
     assert reached == pytest.approx(accountant.effective, rel=0.02)
 
 
@@ -288,5 +286,6 @@ def test_clusters_survive_noise_for_samples_but_not_noise_for_parties(seed):
     counts, kind = kinds(seed)
     rng = np.random.default_rng(seed)
     assert agreement(NoisyHistograms(1.0).told(counts, rng), kind, seed) > 0.9
-    shares = counts / counts.sum(1, keepdims=True)
-    assert agreement(party_level(shares, 8.0, rng), kind, seed) < 0.5
+    shares = counts / counts.sum(1, keepdims=True)  # of any two parties, at most 2 apart
+    noisy = np.maximum(shares + rng.laplace(0, 2 / 8.0, shares.shape), 0)
+    assert agreement(noisy, kind, seed) < 0.5

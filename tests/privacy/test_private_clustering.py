@@ -270,7 +270,7 @@ def view_of(client_info, k, round, note=lambda *_, **__: None):
     return View(round, 9, min(k, len(eligible)), eligible, client_info, None, partial(Streams(0), round=round), note)
 
 
-def rosters(clients=24, seed=0):
+def client_infos(clients=24, seed=0):
     """Return a client info with label counts, and how to give the same with clusters only."""
     shares, _ = kinds(clients, 5, 4, seed)
     key = np.random.default_rng(seed).permutation(clients)
@@ -295,7 +295,7 @@ def rounds_of(client_info, missing=(), rounds=6):
 
 @pytest.mark.parametrize("missing", [(), (0, 3, 8, 9)])
 def test_flips_selects_the_same_clients_without_reading_counts(missing):
-    known, private = rosters()
+    known, private = client_infos()
     open_ones, _, _ = rounds_of(known, missing)
     hidden, events, _ = rounds_of(private, missing)
     assert hidden == open_ones
@@ -304,7 +304,7 @@ def test_flips_selects_the_same_clients_without_reading_counts(missing):
 
 
 def test_a_resumed_flips_takes_its_clusters_over_again():
-    _, private = rosters()
+    _, private = client_infos()
     _, _, state = rounds_of(private)
     picks, cluster_picks = state.picks.copy(), state.cluster_picks.copy()
     state.members = None
@@ -315,7 +315,7 @@ def test_a_resumed_flips_takes_its_clusters_over_again():
 
 
 def test_a_client_that_left_is_not_missed_and_one_without_a_cluster_is_not_overlooked():
-    _, private = rosters()
+    _, private = client_infos()
     flips = Flips(clusters=4)
     state = flips.init(view_of(private, 7, 0))
     flips.select(state, view_of(private, 7, 0))
@@ -329,7 +329,7 @@ def test_a_client_that_left_is_not_missed_and_one_without_a_cluster_is_not_overl
 
 
 def test_a_client_that_joins_a_cluster_need_not_catch_up():
-    _, private = rosters()
+    _, private = client_infos()
     early = replace(private, holders=np.arange(1, 24))
     flips = Flips(clusters=4)
     state = flips.init(view_of(early, 7, 0))
@@ -344,7 +344,7 @@ def test_a_client_that_joins_a_cluster_need_not_catch_up():
     assert state.picks[0] == least + (0 in chosen)
 
 
-def test_a_roster_keeps_its_clusters_where_data_move():
-    known, private = rosters()
+def test_a_client_info_keeps_its_clusters_where_data_move():
+    known, private = client_infos()
     moving = replace(private, later=lambda round: known)
     assert moving.at(3).clusters is private.clusters

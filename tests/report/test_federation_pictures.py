@@ -135,7 +135,7 @@ def test_the_turns_of_clusters_are_counted(tmp_path):
     run = made(tmp_path / "run", members=[0, 1, 1, 0])
     log_round(run, 1, [{"kind": "train", "clients": [1, 2]}])
     log_round(run, 2, [{"kind": "train", "clients": [0, 1]}])
-    heat = next(own.figure.data[0] for own in draw(gather([run.path])) if own.name == "cluster-visits")
+    heat = next(own.figure.data[0] for own in draw(gather([run.path])) if own.name == "cluster-participation")
     assert np.asarray(heat.z).tolist() == [[0, 1], [2, 1]]
 
 

@@ -51,7 +51,7 @@ def test_private_runs_tell_neither_labels_nor_clients(tmp_path):
 @pytest.mark.parametrize(
     ("method", "own"),
     [
-        ("flips", {"clusters", "cluster-visits"}),
+        ("flips", {"clusters", "cluster-participation"}),
         ("terraform", {"splits", "hard-clients"}),
         ("fedbss", {"cuts", "biased"}),
         ("stratify-batch", {"exposure", "schedule"}),

@@ -6,7 +6,7 @@ import pytest
 
 import fedstrata
 from fedstrata.core.errors import RequestError
-from fedstrata.runs.compare import pool, queue
+from fedstrata.runs.compare import pool, queue, ray_cells
 
 SMALL = {"train.rounds": 3, "data.clients": 5, "train.clients_per_round": 2, "engine.workers": 1}
 
@@ -59,6 +59,19 @@ def test_those_behind_a_long_cell_do_not_wait_for_it(monkeypatch):
     cells = [SimpleNamespace(path=name, experiment=None) for name in ("first", "long", "last")]
     ended = []
     whole = pool.in_turn(cells, None, None, lambda cell, _: ended.append(cell.path), lambda cell: cell.path != "long")
+    assert (whole, ended) == (False, ["first", "last"])
+
+
+def test_those_behind_a_long_cell_do_not_wait_for_it_on_a_cluster_either():
+    cells = [SimpleNamespace(name=name) for name in ("first", "long", "last")]
+    ended, queue = [], object.__new__(ray_cells.CellQueue)
+    queue._running, queue._room = {}, lambda _: 1
+    queue._post = SimpleNamespace(
+        listen=SimpleNamespace(remote=lambda: "heard"), drain=SimpleNamespace(remote=lambda: "drained")
+    )
+    queue._ray = SimpleNamespace(wait=lambda refs, **_: (refs[1:], refs[:1]), get=lambda _: [])
+    queue._submit, queue._end = lambda number, cell: number, lambda cell, ref, tell: ended.append(cell.name)
+    whole = queue.run(cells, lambda *_: None, lambda cell: cell.name != "long", lambda: None)
     assert (whole, ended) == (False, ["first", "last"])
 
 

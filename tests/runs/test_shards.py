@@ -11,8 +11,10 @@ from flipping import ONE_STEP, clients, network
 
 import fedstrata
 from fedstrata import Comparison, RequestError
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.file_lock import is_locked, take_lock
+from fedstrata.runs.compare import shards
 from fedstrata.runs.compare.shards import Shard
+from fedstrata.runs.folder import LOCK
 
 SMALL = {"train.rounds": 1, "data.clients": 5, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 SETS = [f"--set={key}={value}" for key, value in SMALL.items()]
@@ -89,6 +91,15 @@ def test_one_share_is_not_run_twice_at_once():
         share("c", "2/2")
     with pytest.raises(RequestError, match="another process is running shard-2-of-2 of the comparison in c"):
         share("c")
+
+
+def test_one_that_runs_all_looks_for_shares_after_it_has_locked(monkeypatch):
+    """A share locks its own first and looks then: of two that begin at once, one sees the other."""
+    share("c", "1/2")
+    seen = []
+    monkeypatch.setattr(shards, "is_locked", lambda file: seen.append((file.name, is_locked(Path("c") / LOCK))))
+    with Shard().locked(Path("c")):
+        assert seen == [("shard-1-of-2.lock", True)]
 
 
 def test_nothing_is_written_over_and_merging_again_changes_no_run():

@@ -36,7 +36,7 @@ def written(path, federation: Federation, rounds: list[dict[int, tuple[int, ...]
     return run
 
 
-def test_positions_of_visits_become_counts_of_samples(tmp_path):
+def test_positions_of_client_updates_become_counts_of_samples(tmp_path):
     run = written(tmp_path / "run", NOISY, [{1: (0, 9), 2: (4,)}, {1: (0,)}])
     got = follow(run, NOISY)
     first, second = NOISY.train_split[1], NOISY.train_split[2]

@@ -244,7 +244,7 @@ def test_a_sound_local_part_passes(part):
 
 
 @pytest.mark.parametrize("part", [GivesItsOwnBuffers(), ReportsItsOwnBuffer()], ids=lambda part: type(part).__name__)
-def test_giving_back_the_lanes_own_buffers_is_harmless(part):
+def test_giving_back_the_trainers_own_buffers_is_harmless(part):
     """The worker copies what leaves it, or every client would hold the last client's numbers."""
     asked = {"method.corrections": [part], "train.clients_per_round": "all"}
     here, there = session_of(asked), session_of(asked)

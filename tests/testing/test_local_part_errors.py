@@ -61,8 +61,8 @@ class OddPart(Correction):
         return given("finish", Done, own, buf)
 
 
-def visit_of(overrides, at_once=False):
-    """Visit one client, as every engine does; or as one of several at once, as engines do with tiny models."""
+def train_one(overrides, at_once=False):
+    """Train one client, as every engine does; or as one of several at once, as engines do with tiny models."""
     work = session_of(overrides)
     train = work.federation.train
     trainer = Trainer(work.plan.local, train.x, train.y, int(work.federation.train_split.sizes.max()))
@@ -110,7 +110,7 @@ def visit_of(overrides, at_once=False):
 def test_what_a_local_part_gives_is_checked(gives, hooks, said):
     gives(**hooks)
     with pytest.raises(PartError, match=f"OddPart: {said}"):
-        visit_of({"method.corrections": [OddPart()]})
+        train_one({"method.corrections": [OddPart()]})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_a_local_part_gives_is_checked(gives, hooks, said):
 def test_a_slot_that_was_not_declared_is_named(gives, hooks, said):
     gives(declare_slots=lambda space: {"sum": Slot()}, **hooks)
     with pytest.raises(PartError, match=f"OddPart: {said}"):
-        visit_of({"method.corrections": [OddPart()]})
+        train_one({"method.corrections": [OddPart()]})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_slot_that_was_not_declared_is_named(gives, hooks, said):
 def test_a_hook_that_writes_in_place_gives_nothing(gives, hooks, said, at_once):
     gives(**hooks)
     with pytest.raises(PartError, match=f"OddPart: {said}"):
-        visit_of({"method.corrections": [OddPart()]}, at_once)
+        train_one({"method.corrections": [OddPart()]}, at_once)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_hook_that_writes_in_place_gives_nothing(gives, hooks, said, at_once):
 def test_a_slot_of_the_wrong_shape_is_named(gives, hooks, said, at_once):
     gives(declare_slots=lambda space: {"v": Slot((10,))}, **hooks)
     with pytest.raises(PartError, match=f"OddPart: {said}"):
-        visit_of({"method.corrections": [OddPart()]}, at_once)
+        train_one({"method.corrections": [OddPart()]}, at_once)
 
 
 def test_another_runtime_error_stays_what_it_is(gives):
@@ -178,7 +178,7 @@ def test_another_runtime_error_stays_what_it_is(gives):
 
     gives(edited=fails)
     with pytest.raises(RuntimeError, match=r"\Amine\Z"):
-        visit_of({"method.corrections": [OddPart()]})
+        train_one({"method.corrections": [OddPart()]})
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class GivesWeights(Optimizer):
 
 def test_an_optimizer_that_gives_weights_is_told_to_move_them():
     with pytest.raises(PartError, match=r"GivesWeights: `step` gave a tensor .*: nothing. Move `w` in place: w.sub_"):
-        visit_of({"train.optimizer": GivesWeights()})
+        train_one({"train.optimizer": GivesWeights()})
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,13 @@ def test_an_optimizer_without_its_slot_is_named():
     with pytest.raises(
         PartError, match=r"ForgetsItsSlot: `step` uses 'v', .*`own`, as `declare_memory` declares it: nothing"
     ):
-        visit_of({"train.optimizer": ForgetsItsSlot()})
+        train_one({"train.optimizer": ForgetsItsSlot()})
 
 
 def test_another_missing_key_stays_what_it_is(gives):
     gives(add_loss=lambda batch: {}["mine"], declare_slots=lambda space: {"mine": Slot()})
     with pytest.raises(KeyError, match="mine"):
-        visit_of({"method.corrections": [OddPart()]})
+        train_one({"method.corrections": [OddPart()]})
 
 
 @pytest.mark.parametrize("slot", [lambda: Slot(5), lambda: Slot([5]), lambda: Slot((5,), float)])
@@ -243,7 +243,7 @@ class OddSampler(Sampler):
 def test_what_a_sampler_plans_is_checked(gives, plan, said):
     gives(plan=plan)
     with pytest.raises(PartError, match=said):
-        visit_of({"method.sampler": OddSampler()})
+        train_one({"method.sampler": OddSampler()})
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_schedule_that_nothing_follows_is_refused_instead_of_ignored():
 # ---- as a user sees it ----------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_says_whose_visit_it_was(cli, gives):
+def test_the_command_line_says_whose_update_it_was(cli, gives):
     gives(finish=None)
     args = ["--set", f"method.corrections=['{OddPart.__module__}:OddPart']", "--set", "train.rounds=1", "--quiet"]
     code, _, err = cli("run", *args)

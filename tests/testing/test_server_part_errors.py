@@ -200,7 +200,7 @@ class Probing(Selector):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (None, r'the program "odd": .* gave None .*; allowed: Done'),
+        (None, r'the program "odd": .* gave None .*; allowed: Done\(metrics='),
         ({"loss": 1.0}, r'the program "odd": .* gave \{\'loss\': 1.0\} \(of type dict\); allowed: Done'),
         (Done(metrics={"x": [1, 2]}), r"a report says x = \[1, 2\] \(of type list\); allowed in `metrics`: numbers"),
         (
@@ -248,7 +248,7 @@ def test_a_combiner_that_looks_at_single_updates_must_say_so(gives):
 @pytest.mark.parametrize(
     ("hooks", "said"),
     [
-        ({"step": None}, r"`step` gave None .*; allowed: Model\(params, buffers\) with 43 and 0 numbers"),
+        ({"step": None}, r"`step` gave None .*; allowed: FlatModel\(params, buffers\) with 43 and 0 numbers"),
         ({"step": lambda model: model.params}, r"`step` gave a tensor of shape \(43,\)"),
         ({"step": lambda model: FlatModel(model.params[:3], model.buffers)}, r"`step` gave a model with .* as params"),
         ({"step": lambda model: FlatModel(model.params, None)}, r"`step` gave a model with None .* as buffers"),

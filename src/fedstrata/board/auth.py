@@ -62,7 +62,7 @@ class Auth:
             await self.app(scope, receive, send)
             return
 
-        async def protect_engine(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -71,7 +71,7 @@ class Auth:
             await send(message)
 
         answer = self._refusal(scope)
-        await (answer or self.app)(scope, receive, protect_engine)
+        await (answer or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)

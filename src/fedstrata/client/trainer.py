@@ -150,7 +150,7 @@ class Trainer:
             raise PartError(
                 f'no part has a program "{kind}"; a step\'s kind is {known}, or what a part declares in `programs`'
             )
-        allowed = "Done(meta=..., ...): what the client tells, and keeps"
+        allowed = "Done(metrics=..., ...): what the client tells, and keeps"
         return expect(f'the program "{kind}"', getattr(program, "__name__", kind), program(context), Done, allowed)
 
     def _end(

@@ -44,7 +44,7 @@ SMALL = 200_000  # parameters above which replicas take more memory than they ar
 
 
 class VmappedTrainer:
-    """Seats for clients that are trained at once, beside a trainer that looks and plans for them."""
+    """Replicas that train several clients at once, with a trainer for probes and batch plans."""
 
     def __init__(self, trainer: Trainer, replicas: int):
         if trainer.norms:

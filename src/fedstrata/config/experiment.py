@@ -329,7 +329,7 @@ class Experiment(Section):
     track: Any = None  # a list of parts; None, and not an empty list, so that other runs are written as they were
 
     @classmethod
-    def of(cls, source: Mapping[str, Any] | str | Path | Experiment | None = None, **overrides: Any) -> Experiment:
+    def of(cls, source: Mapping[str, Any] | str | Path | Experiment | None = None, /, **overrides: Any) -> Experiment:
         """Read an experiment, check everything and write every option out.
 
         Parameters

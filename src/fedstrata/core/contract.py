@@ -78,7 +78,7 @@ def expect_sums(part: object, sums: Any, space: ParameterSpace) -> Sums:
 def expect_model(part: object, hook: str, model: Any, like: FlatModel) -> FlatModel:
     """Return the model that a server part gave if it has the shape of another one."""
     P, Q = len(like.params), len(like.buffers)
-    allowed = f"Model(params, buffers) with {P} and {Q} numbers"
+    allowed = f"FlatModel(params, buffers) with {P} and {Q} numbers"
     known = expect(part, hook, model, FlatModel, allowed)
     for name, size in (("params", P), ("buffers", Q)):
         flat = getattr(known, name)

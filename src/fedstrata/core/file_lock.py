@@ -30,13 +30,27 @@ def take_lock(path: Path) -> int | None:
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # others may look, if the folder lets them
     try:
-        lock(handle, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+        if _lock(handle) or _lock_again(handle):
+            return handle
     except LockException as error:
         os.close(handle)
-        if isinstance(error, AlreadyLocked):
-            return None
         raise OSError(f"{path} cannot be locked: {error}") from error
-    return handle
+    os.close(handle)
+    return None
+
+
+def _lock(handle: int) -> bool:
+    try:
+        lock(handle, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+    except AlreadyLocked:
+        return False
+    return True
+
+
+def _lock_again(handle: int) -> bool:
+    """Try once more, a little later: somebody may only have looked (`is_locked`)."""
+    time.sleep(0.05)
+    return _lock(handle)
 
 
 @contextmanager

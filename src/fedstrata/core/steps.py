@@ -146,7 +146,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class FusedSteps:
-    """Many steps whose course is known before they are run, so that an engine may execute them as one.
+    """Many steps whose batches are known before they are run, so that an engine may execute them as one.
 
     Each client's sampler still says which of its samples come, and in which order; here stands whose turn it is.
     What the single steps would have sent is charged as if they had been run.

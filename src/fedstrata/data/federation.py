@@ -108,7 +108,7 @@ class Federation:
     features_told: FeaturesTold | None = None
     unscaled: Scale | None = None
     names: tuple[str, ...] | None = None
-    _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
+    _now: tuple[int, Federation] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.train_split) != len(self.test_split):
@@ -294,8 +294,8 @@ class Federation:
             return self
         if self._now is None or self._now[0] != round:
             train, test = self.moves.splits(self.train_split, self.test_split, round)
-            now = replace(self, train_split=train, test_split=test, moves=None, _now=None)
-            object.__setattr__(self, "_now", (round, now))
+            now = replace(self, train_split=train, test_split=test, moves=None)
+            object.__setattr__(self, "_now", (round, now))  # the round asked for last; no copy takes it along
         assert self._now is not None
         return self._now[1]
 

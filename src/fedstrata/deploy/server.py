@@ -29,6 +29,7 @@ from fedstrata.deploy.run_launcher import SOON, SUBMIT, UNUSABLE
 from fedstrata.deploy.site_reports import SiteCondition, conditions
 
 READY = 90.0  # seconds in which a server must be up
+SHOWN = 15  # lines of a log where something failed
 SUBMITTING = 120.0  # seconds in which it must have taken a run
 LONGEST = 1 << 16  # bytes of an answer
 Say = Callable[[str], None]
@@ -278,10 +279,10 @@ def tell(address: str, path: str, authority: Path | None, body: bytes | None, se
             return error.code, error.read(LONGEST).decode(errors="replace")
 
 
-def tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path) -> str:
     """Return the end of a log."""
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN:])
     except OSError:
         return ""
 

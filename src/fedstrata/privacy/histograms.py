@@ -7,7 +7,7 @@ A sample is in one client's histogram under one label, so labels and clients cos
 telling again costs epsilon again (sequential composition). A sample whose label is changed counts as two neighbours.
 
 That a client has data at all is not hidden. A client as a whole is not hidden either: its mix of labels is what
-clustering needs. `party_level` hides it, and with it the clusters.
+clustering needs. Noise that hides it (on label shares, any two of which are 2 apart) hides the clusters with it.
 """
 
 from __future__ import annotations
@@ -59,12 +59,6 @@ class NoisyHistograms:
             f"label histograms: {self.spent(tellings):g}-differential privacy for single samples of a client (one more"
             f" or one less), {kind} noise, told {tellings} times; a client's mix of labels as a whole is not hidden"
         )
-
-
-def party_level(shares: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
-    """Return label shares that hide a client as a whole (any two clients are neighbours, 2 apart): of little use."""
-    _check(epsilon)
-    return np.maximum(shares + rng.laplace(0, 2 / epsilon, shares.shape), 0)
 
 
 def _geometric(epsilon: float, shape: tuple[int, ...], rng: Rng) -> np.ndarray:

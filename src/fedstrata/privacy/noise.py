@@ -81,16 +81,13 @@ def at_most_one(coefficients: np.ndarray) -> tuple[np.ndarray, float]:
     return coefficients / most if most else coefficients, most
 
 
-def central_noise(
-    shape: int | tuple[int, ...], clip: float, multiplier: float, rng: Rng, coefficient: float = 1.0
-) -> np.ndarray:
+def central_noise(shape: int | tuple[int, ...], clip: float, multiplier: float, rng: Rng) -> np.ndarray:
     """Draw what a trusted server adds to a sum, once a round.
 
-    Sensitivity of the sum: `clip` if a client is added or removed, 2 `clip` if one is replaced. `coefficient` is the
-    largest with which an update enters the combination that is noised (1 for a plain sum, 1 / k for a mean of k).
+    Sensitivity of the sum, in which an update has a weight of at most 1: `clip` if a client is added or removed,
+    2 `clip` if one is replaced.
     """
-    _check(coefficient, "coefficient")
-    return coefficient * _gaussian(shape, clip, multiplier, rng)
+    return _gaussian(shape, clip, multiplier, rng)
 
 
 def local_noise(shape: int | tuple[int, ...], clip: float, multiplier: float, rng: Rng) -> np.ndarray:

@@ -74,7 +74,7 @@ def statement(
     said: dict[str, Any] = {
         "server": _server(experiment, plan, told, clusters, simulated),
         "other clients": _others(experiment, plan),
-        "server with a client": _colluding(experiment, plan),
+        "server with a client": _colluding(experiment),
     }
     if features is not None:
         masked, noised = experiment.privacy.aggregate == "masked", experiment.privacy.dp is not None
@@ -192,7 +192,7 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
     return said
 
 
-def _colluding(experiment: Experiment, plan: Plan) -> list[str]:
+def _colluding(experiment: Experiment) -> list[str]:
     privacy, said = experiment.privacy, []
     if privacy.labels == "prf":
         said.append(

@@ -1,4 +1,4 @@
-"""From folders to trails: single runs, and comparisons with a run for every method and seed."""
+"""From folders to runs: single runs, and comparisons with a run for every method and seed."""
 
 from __future__ import annotations
 

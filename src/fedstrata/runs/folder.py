@@ -16,7 +16,6 @@ import json
 import math
 import os
 import shlex
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -217,9 +216,6 @@ class Run(Predictor):
         """
         with writing_to(self.path):
             handle = take_lock(self.path / LOCK)
-            if handle is None:
-                time.sleep(0.05)  # somebody may only have looked whether a run goes on
-                handle = take_lock(self.path / LOCK)
         if handle is None:
             raise RequestError(f"another process is running in {self.path}")
         try:

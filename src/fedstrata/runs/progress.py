@@ -51,19 +51,19 @@ class Reporter:
         """Leave the terminal as it was."""
 
 
-def reporter(quiet: bool, title: str = "") -> Reporter:
+def reporter(quiet: bool) -> Reporter:
     """Choose how to show progress."""
     console = Console(stderr=True)
     if quiet:
         return Reporter()
-    return Figures(console, title) if is_watched(console) else ProgressLines(title)
+    return Figures(console) if is_watched(console) else ProgressLines()
 
 
 @contextmanager
 def showing(progress: bool, watch: Watch | None) -> Iterator[Watch]:
     """Show a run that was started from Python where somebody sees it; scripts without a terminal stay silent."""
     console = Console(stderr=True)
-    shown = Figures(console, "") if progress and is_watched(console) else Reporter()
+    shown = Figures(console) if progress and is_watched(console) else Reporter()
 
     def both(event: Mapping[str, Any]) -> object:
         shown(event)
@@ -78,8 +78,7 @@ def showing(progress: bool, watch: Watch | None) -> Iterator[Watch]:
 class Figures(Reporter):
     """A live table: how far the run is, and the figures of the last evaluations."""
 
-    def __init__(self, console: Console, title: str):
-        self._title = title
+    def __init__(self, console: Console):
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -88,7 +87,7 @@ class Figures(Reporter):
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._bar.add_task(title, said="", total=None)
+        self._task = self._bar.add_task("", said="", total=None)
         self._scored: deque[Mapping[str, Any]] = deque(maxlen=ROWS)
         self._screen = open_screen(console, self._drawn)
 
@@ -101,7 +100,7 @@ class Figures(Reporter):
                 self._task,
                 total=event["rounds"],
                 completed=event["round"],
-                description=self._title or event["method"],
+                description=event["method"],
             )
         elif event["event"] == "round":
             if "accuracy" in event:
@@ -131,8 +130,8 @@ class Figures(Reporter):
 class ProgressLines(Reporter):
     """About ten plain lines a run."""
 
-    def __init__(self, title: str):
-        self._title, self._rounds, self._first = title, 1, 0
+    def __init__(self) -> None:
+        self._method, self._rounds, self._first = "", 1, 0
         self._began = self._last = time.monotonic()
         self._console = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -140,7 +139,7 @@ class ProgressLines(Reporter):
         """Show an event."""
         super().__call__(event)
         if event["event"] == "begin":
-            self._title = self._title or event["method"]
+            self._method = event["method"]
             self._rounds, self._first, self._began = event["rounds"], event["round"], time.monotonic()
         elif event["event"] == "round":
             done = event["round"]
@@ -150,10 +149,10 @@ class ProgressLines(Reporter):
                 left = (time.monotonic() - self._began) / max(done - self._first, 1) * (self._rounds - done)
                 accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else ""
                 self._print(
-                    f"{self._title}: round {done}/{self._rounds}  {accuracy}{_clients(event)}  {left:.0f} s left"
+                    f"{self._method}: round {done}/{self._rounds}  {accuracy}{_clients(event)}  {left:.0f} s left"
                 )
         elif (said := remarked(event)) is not None:
-            self._print(f"{self._title}: {said}")
+            self._print(f"{self._method}: {said}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False)

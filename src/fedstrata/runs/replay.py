@@ -215,7 +215,7 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
             asks = _chosen(selector, state, view, record)
         ids = [ask.client for ask in asks]
         late = set(view.rng("stragglers").choice(ids, int(lost * len(ids) + 0.5), replace=False).tolist())
-        reports = [r for r in _reports(selector, record, round, ids) if r.client not in late]
+        reports = [r for r in _reports(record, round, ids) if r.client not in late]
         outcome = Outcome(Step(tuple(asks)), 0, tuple(reports), tuple(sorted(late)))
         with _holding(selector):
             selector.feedback(state, view, [outcome], Scores())
@@ -249,13 +249,13 @@ def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[
         step = next(choice)
         while True:
             asked = [ask.client for ask in step.asks]
-            step = choice.send(Outcome(step, 0, tuple(_reports(selector, record, view.round, asked)), ()))
+            step = choice.send(Outcome(step, 0, tuple(_reports(record, view.round, asked)), ()))
     except StopIteration as end:
         asks: list[Ask] = end.value
         return asks
 
 
-def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:
+def _reports(record: Record, round: int, clients: Sequence[int]) -> list[Report]:
     """Return what clients would report; Oort's utility is that of samples which all have the recorded loss."""
     loss, latency, sizes = record.loss(round), record.latency(round), record.counts.sum(1)
     numbers = {"probed_loss": loss, "utility": sizes * loss}

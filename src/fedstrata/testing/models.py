@@ -162,12 +162,12 @@ def _check_training(architecture: Architecture, shape: tuple[int, ...], classes:
     name, work = type(architecture).__name__, _work(architecture, shape, classes)
     down = work.initial_state().model.wire()
     used = _trainer(work, pad=False)
-    _visit(used, work, 1, down)
-    alone = _told(*_visit(_trainer(work, pad=False), work, 0, down))
+    _train(used, work, 1, down)
+    alone = _told(*_train(_trainer(work, pad=False), work, 0, down))
     assert torch.isfinite(alone["update"]).all(), f"{name}: the update is not finite after one step"
-    _compare(alone, _told(*_visit(used, work, 0, down)), f"{name}: what the client before left in the model changed")
+    _compare(alone, _told(*_train(used, work, 0, down)), f"{name}: what the client before left in the model changed")
     padded = _trainer(work, pad=True)
-    _compare(alone, _told(*_visit(padded, work, 0, down)), f"{name}: samples of weight 0, which fill up, changed")
+    _compare(alone, _told(*_train(padded, work, 0, down)), f"{name}: samples of weight 0, which fill up, changed")
     if padded.norms or padded.space.P > MAPPED:
         return
     try:
@@ -194,7 +194,7 @@ def _trainer(work: Session, pad: bool) -> Trainer:
     return Trainer(work.plan.local, train.x, train.y, 4, pad=pad)
 
 
-def _visit(trainer: Trainer, work: Session, client: int, down: Tensors) -> tuple[Report, Tensors]:
+def _train(trainer: Trainer, work: Session, client: int, down: Tensors) -> tuple[Report, Tensors]:
     return trainer.run_task(work.federation.client(client), Task(client, 0, 0, down=down), {})
 
 

@@ -64,8 +64,8 @@ def read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
     return train, test
 
 
-def check_samples(x: np.ndarray, path: Path, exact: bool = False) -> np.ndarray:
-    """Images stay uint8 [n, channels, height, width]; everything else becomes float32, or stays as exact as it is."""
+def check_samples(x: np.ndarray, path: Path) -> np.ndarray:
+    """Images stay uint8 [n, channels, height, width]; everything else becomes float32."""
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise RequestError(f"{path}: x must hold numbers, [n, ...]; it has type {x.dtype} and shape {x.shape}")
     if x.dtype == np.uint8 and x.ndim in (3, 4):
@@ -79,4 +79,4 @@ def check_samples(x: np.ndarray, path: Path, exact: bool = False) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(short).all(tuple(range(1, x.ndim))))
     if len(bad):
         raise RequestError(f"{path}: {len(bad)} samples hold missing or infinite values, the first at row {bad[0]}")
-    return x.astype(np.float64, copy=False) if exact else short
+    return short

@@ -175,10 +175,11 @@ class GpuPool(InProcessPool):
         recorders = [worker.trainer.recorder for worker in self._workers]
         for worker in self._workers:
             worker.trainer.recorder = None
-        done = super().lockstep(tasks, client_states, by, add)
-        for worker, recorder in zip(self._workers, recorders, strict=True):
-            worker.trainer.recorder = recorder
-        return done
+        try:
+            return super().lockstep(tasks, client_states, by, add)
+        finally:  # where a step fails and the run goes on, too
+            for worker, recorder in zip(self._workers, recorders, strict=True):
+                worker.trainer.recorder = recorder
 
     def _assign_on(
         self, task: Task, client_states: Mapping[int, Tensors], down: Mapping[str, Tensors], device: torch.device

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import Answer, group_tasks
-from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
+from fedstrata.engines.local.shared_memory import MEMORY, Arrays, NoRoomError, Place, Region, SharedFiles
 
 DEATHS = 3  # of workers in a row, without an answer in between, after which a run gives up
 
@@ -41,7 +42,7 @@ class WorkerProcess:
 
     process: subprocess.Popen[bytes]
     line: Connection
-    mail: Any  # its own file for tensors
+    mail: SharedFiles  # its own, for tensors
     region: Region
     queue: list[list[int]]  # groups of tasks it has to do
 
@@ -65,28 +66,55 @@ class ProcessPool:
     ):
         self._federation, self._sizes = federation, federation.train_split.sizes
         self._together, self._give_up = together, give_up
-        x, split = federation.train.x, federation.train_split
-        self._data = unnamed(x.numel() * x.element_size())
-        layout, _ = Region(self._data.fileno()).put(
+        self._data, self._model = SharedFiles(), SharedFiles()  # samples, and what every task of a step brings along
+        self._samples, self._outgoing = Region(self._data.numbers), Region(self._model.numbers)
+        self._children: list[WorkerProcess] = []
+        self._said_disk = False
+        try:
+            self._hello = self._put_samples(local, federation)
+            for _ in range(workers):
+                self._children.append(self._start())
+            for worker in range(workers):
+                self._wait_for_ready(worker)
+        except BaseException:
+            self.close()
+            raise
+        self._remark_disk()
+
+    def _put_samples(self, local: ClientPlan, federation: Federation) -> bytes:
+        """Write what clients hold where workers find it; return what every worker is told first."""
+        split = federation.train_split
+        layout, _ = self._samples.put(
             {
-                "x": x.numpy(),
+                "x": federation.train.x.numpy(),
                 "y": federation.train.y.numpy(),
                 "rows": split.rows,
                 "starts": split.starts,
                 "speeds": np.ones(len(split)) if federation.speeds is None else federation.speeds,
             }
         )
-        self._hello = pickle.dumps((sys.path, pickle.dumps(local), layout, len(federation.classes)))
-        self._model = unnamed()  # what every task of a step brings along
-        self._outgoing = Region(self._model.fileno())
-        self._children = [self._start() for _ in range(workers)]
-        for worker in range(workers):
-            self._receive(worker)  # each says when it has mapped the data
+        return pickle.dumps((sys.path, pickle.dumps(local), layout, len(federation.classes)))
 
-    @property
-    def pids(self) -> list[int]:
-        """The process of each worker, as the system knows it."""
-        return [child.process.pid for child in self._children]
+    def _wait_for_ready(self, worker: int) -> None:
+        """Let a worker map the samples, after which it says so."""
+        try:
+            self._receive(worker)
+        except EOFError:
+            code = self._children[worker].process.wait()
+            raise FedstrataError(
+                f"worker {worker} ended with exit code {code} before it was ready; what it said, if anything, stands "
+                "above. engine.workers = 1 needs no worker processes"
+            ) from None
+
+    def _remark_disk(self) -> None:
+        """Say once that memory has no room for what is shared."""
+        regions = [self._samples, self._outgoing, *(child.region for child in self._children)]
+        if not self._said_disk and any(region.on_disk for region in regions):
+            self._said_disk = True
+            self._give_up(
+                f"{MEMORY} has too little room, so that some of what workers share lies in {tempfile.gettempdir()}, "
+                "which may be slower; in Docker, --shm-size makes it larger"
+            )
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Deal the tasks out, longest first, and wait for all answers."""
@@ -124,6 +152,7 @@ class ProcessPool:
                 child.queue.pop(0)
                 if child.queue:
                     self._send(worker, tasks, client_states, down)
+        self._remark_disk()
         return [answers[i] for i in range(len(tasks))]
 
     def _send(
@@ -149,6 +178,8 @@ class ProcessPool:
             raise EOFError from None
         if kind == "error":
             raise ClientError(*answer)
+        if kind == "no room":
+            raise NoRoomError(*answer)
         told, remarks = answer
         for remark in remarks:
             self._give_up(remark)
@@ -164,19 +195,17 @@ class ProcessPool:
         dead.line.close()
         dead.mail.close()
         self._children[worker] = replace(self._start(), queue=dead.queue)
-        try:
-            self._receive(worker)
-        except EOFError:
-            raise FedstrataError(f"worker {worker} cannot be started again") from None
+        self._wait_for_ready(worker)
 
     def _start(self) -> WorkerProcess:
-        mail = unnamed()
-        files = self._data.fileno(), self._model.fileno(), mail.fileno()
+        mail = SharedFiles()
+        files = *self._data.numbers, *self._model.numbers, *mail.numbers
         process, line = start_child(
             "fedstrata.engines.local.worker_process", *files, environment={"OMP_NUM_THREADS": "1"}
         )
-        line.send_bytes(self._hello)
-        return WorkerProcess(process, line, mail, Region(mail.fileno()), [])
+        with suppress(ConnectionError):  # it is dead: whoever waits for it to be ready will notice
+            line.send_bytes(self._hello)
+        return WorkerProcess(process, line, mail, Region(mail.numbers), [])
 
     def close(self) -> None:
         """End the workers; a worker that is still busy is not waited for."""

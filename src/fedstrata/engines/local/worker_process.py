@@ -17,15 +17,15 @@ from fedstrata.core.index import Split
 from fedstrata.core.messages import fast_replace
 from fedstrata.engines.local.engine import Answer, Worker
 from fedstrata.engines.local.processes import as_numpy, as_tensors
-from fedstrata.engines.local.shared_memory import Place, Region
+from fedstrata.engines.local.shared_memory import NoRoomError, Place, Region
 
 
-def main(socket: int, data: int, model: int, mail: int) -> None:
+def main(socket: int, *files: int) -> None:
     """Serve until the other side hangs up, which it may do before we are ready."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then hangs up
     torch.set_num_threads(1)
     with suppress(EOFError, ConnectionError):
-        serve(Connection(socket), Region(data), Region(model), Region(mail))
+        serve(Connection(socket), Region(files[:2]), Region(files[2:4]), Region(files[4:]))
 
 
 def serve(line: Connection, shared: Region, received: Region, sent: Region) -> None:
@@ -50,6 +50,8 @@ def serve(line: Connection, shared: Region, received: Region, sent: Region) -> N
                 group.append((client, fast_replace(task, down=brought), as_tensors(sent.take(kept))))
             answer: Any = ("done", _written(sent, work, worker.submit(group)()), list(remarks))
             remarks.clear()
+        except NoRoomError as error:
+            answer = ("no room", str(error))
         except Exception as error:
             answer = ("error", getattr(error, "client", work[0][1].client), traceback.format_exc())
         line.send_bytes(pickle.dumps(answer))

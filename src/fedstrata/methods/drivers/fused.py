@@ -29,7 +29,7 @@ class FusedUpdates:
 
     @classmethod
     def through(cls, epoch: int, filled: Filled) -> FusedUpdates:
-        """Visit everybody who gives samples to a batch, batch by batch, in the order of their first samples."""
+        """Train everybody who gives samples to a batch, batch by batch, in the order of their first samples."""
         clients, codes = np.array(filled.clients, dtype=np.int64), np.array(filled.codes, dtype=np.int64)
         turns = np.repeat(np.arange(len(filled.sizes)), filled.sizes)
         by_client = stable_order(clients)  # and, as batches follow each other, then by batch

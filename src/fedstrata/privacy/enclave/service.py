@@ -5,7 +5,7 @@ What leaves it:
   Neither the clusters, nor their number, nor which picks are extras are told. Whoever watches long enough who is
   selected together can still find much of the clusters, and a server that lies about who is eligible or missing finds
   more of them sooner; `noise` blurs that, and costs balance. So every round is asked about once;
-* the figures of a model on the test set (`scoring.py`);
+* the figures of a model on the test set (`evaluation.py`);
 * what each party is told over its own channel: that its message arrived.
 
 Anything that goes wrong inside ends the process, with the kind of the error and not its text. Label distributions and

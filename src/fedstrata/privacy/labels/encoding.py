@@ -23,8 +23,6 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError
 
-Label = bool | int | float | str | bytes
-
 
 def encode(label: Any) -> bytes:
     """Write a label."""

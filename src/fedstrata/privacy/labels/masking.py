@@ -3,7 +3,7 @@
 Stratify section IV-A needs one placeholder per distinct label, each client's own map, and the total of each
 placeholder; every mode gives just that, up to the order of the placeholders, which the server draws. Parties are
 separate objects that exchange bytes; `agreed` runs the protocol, whatever carries them. A job that misses a reply is
-given up and repeated without the missing clients. In one process (`masked_labels`) every message is counted, recorded
+given up and repeated without the missing clients. In one process (`mask_labels`) every message is counted, recorded
 where a transcript is kept, and lost where a client is absent.
 """
 

@@ -100,10 +100,10 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
     ),
     (
         "method",
-        "cluster-visits",
+        "cluster-participation",
         "FLIPS: turns of the clusters",
         "How many clients of each cluster took part in a round.",
-        methods.cluster_visits,
+        methods.cluster_participation,
     ),
     (
         "method",

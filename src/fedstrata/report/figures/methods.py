@@ -30,7 +30,7 @@ def clusters(run_data: RunData) -> go.Figure | None:
     found = np.unique(members[members >= 0])
     counts = np.array([run_data.counts[members == c].sum(0) for c in found], dtype=np.float64)
     times = np.bincount(run_data.client_updates.client[run_data.client_updates.arrived], minlength=len(members))
-    names = [f"{c + 1}: {(members == c).sum()} clients, {times[members == c].sum()} visits" for c in found]
+    names = [f"{c + 1}: {(members == c).sum()} clients, {times[members == c].sum()} participations" for c in found]
     return heat_map(
         counts / np.maximum(counts.sum(1, keepdims=True), 1),
         list(run_data.classes),
@@ -43,25 +43,25 @@ def clusters(run_data: RunData) -> go.Figure | None:
     )
 
 
-def cluster_visits(run_data: RunData) -> go.Figure | None:
+def cluster_participation(run_data: RunData) -> go.Figure | None:
     """Draw how many clients of each cluster took part, by round."""
     members = np.array(run_data.clusters.get("members", ()), dtype=np.int64)
     if len(members) != run_data.clients or not len(run_data) or not len(run_data.client_updates.client):
         return None
     times = run_data.participation()
     found = np.unique(members[members >= 0])
-    visits = np.array([times[members == c].sum(0) for c in found], dtype=np.float64)
-    shown = bin_values(visits, ROUNDS)
+    participations = np.array([times[members == c].sum(0) for c in found], dtype=np.float64)
+    shown = bin_values(participations, ROUNDS)
     return heat_map(
         shown,
-        run_data.rounds[bins(visits.shape[1], ROUNDS)],
+        run_data.rounds[bins(participations.shape[1], ROUNDS)],
         [f"{c + 1}: {(members == c).sum()} clients" for c in found],
-        hover="cluster %{y}, round %{x}: %{z:.1f} visits",
+        hover="cluster %{y}, round %{x}: %{z:.1f} participations",
         across="round",
         down="cluster",
         limits=(0.0, float(max(shown.max(initial=0.0), 1.0))),
         percent=False,
-        title=f"{run_data.name}: visits to each cluster",
+        title=f"{run_data.name}: participations of each cluster",
     )
 
 

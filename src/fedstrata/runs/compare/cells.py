@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def has_outcome(self) -> bool:
-        """Whether its run was played to its end; it may not have begun."""
+        """Whether its run has ended; it may not have begun."""
         return (self.path / "summary.json").exists() and bool(self.run.summary)
 
     @property

@@ -150,10 +150,8 @@ class CellQueue:
         """Run cells in order; say whether all were run."""
         waiting = list(range(len(cells)))
         heard = self._post.listen.remote()
-        while (waiting and may_begin(cells[waiting[0]])) or self._running:
-            while waiting and len(self._running) < self._room(cells[waiting[0]]) and may_begin(cells[waiting[0]]):
-                number = waiting.pop(0)
-                self._running[self._submit(number, cells[number])] = number
+        while any(may_begin(cells[number]) for number in waiting) or self._running:
+            self._begin(cells, waiting, may_begin)
             ready, _ = self._ray.wait([heard, *self._running], num_returns=1, timeout=time_left())
             if not ready:  # the time is up
                 return False
@@ -164,6 +162,16 @@ class CellQueue:
                 self._pass_on(cells, tell, self._ray.get(self._post.drain.remote()))
                 self._end(cells[self._running.pop(ref)], ref, tell)
         return not waiting
+
+    def _begin(self, cells: Sequence[Cell], waiting: list[int], may_begin: Callable[[Cell], bool]) -> None:
+        """Submit what has room, in order; where a long cell would not end in time, a shorter one after it may."""
+        for number in list(waiting):
+            if not may_begin(cells[number]):
+                continue
+            if len(self._running) >= self._room(cells[number]):
+                break
+            waiting.remove(number)
+            self._running[self._submit(number, cells[number])] = number
 
     def _submit(self, number: int, cell: Cell) -> Any:
         share = self._share(cell)

@@ -53,9 +53,9 @@ class Shard:
     def locked(self, folder: Path) -> Iterator[None]:
         """Keep others from doing the same: another process with this share, or one that runs all."""
         if self.of == 1:
-            if busy := next((file for file in folder.glob("shard-*.lock") if is_locked(file)), None):
-                raise RequestError(f"another process is running {busy.stem} of the comparison in {folder}")
-            with Run(folder).locked():
+            with Run(folder).locked():  # before we look, as shares do: of two that begin at once, one sees the other
+                if busy := next((file for file in folder.glob("shard-*.lock") if is_locked(file)), None):
+                    raise RequestError(f"another process is running {busy.stem} of the comparison in {folder}")
                 yield
             return
         with writing_to(folder):

@@ -1,4 +1,4 @@
-"""One client, visited by the trainer and by hand."""
+"""One client, trained by the trainer and by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def session_of(module, federation=None, **overrides):
     )
 
 
-def lane_of(work, pad=False):
+def trainer_of(work, pad=False):
     data = work.federation.train
     return Trainer(work.plan.local, data.x, data.y, int(work.federation.train_split.sizes.max()), pad=pad)
 
