@@ -317,9 +317,23 @@ def test_whom_a_run_waits_for_and_since_when(there, tmp_path, monkeypatch):
     assert overview.waits_for(there.folder, tmp_path / "one", 1030.0).endswith("(30 s)")
     assert overview.waits_for(there.folder, tmp_path / "one", 1030.0).startswith("waiting for b since ")
     assert overview.waits_for(there.folder, tmp_path / "other", 1030.0) == ""
+    note.miss({"c"})
+    note.look()
+    assert "waiting for b since " in (said := overview.waits_for(there.folder, tmp_path / "one", 1030.0))
+    assert said.endswith(", c since " + site_reports.clock(1030.0) + " (0 s)"), "who has not come, beside who is silent"
+    (there.folder / waiting_note.FILE).write_text('{"run": "of one that was killed", "for": {"d": 1.0}}')
     with note:
-        pass
+        assert "waiting for b since " in overview.waits_for(there.folder, tmp_path / "one", 1030.0)
     assert overview.waits_for(there.folder, None) == "", "a run that is over waits for nobody"
+
+
+def test_a_run_that_has_not_begun_names_whom_it_waits_for(there, tmp_path):
+    path = tmp_path / "one"
+    with turn(asked(there, path), lambda _: None) as ticket, WaitingNote(there.folder, path) as note:
+        assert overview.run_state(there, ticket) == "waits for sites to begin"
+        note.miss(["vienna"])
+        note.look()
+        assert overview.run_state(there, ticket).startswith("waits for sites to begin; waiting for vienna since ")
 
 
 def test_a_run_that_is_not_there_cannot_be_found(there):

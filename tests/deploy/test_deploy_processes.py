@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -40,6 +41,20 @@ def test_processes_end_with_all_that_they_started(tmp_path):
     household.close()
     assert not processes.alive(members)
     assert not processes.running(tmp_path)
+
+
+def test_a_process_that_is_started_on_a_full_disk_is_not_lost_sight_of(tmp_path, monkeypatch):
+    household = processes.Household(tmp_path, "a test")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(processes, "write_atomically", full)
+    child = household.start("one", [sys.executable, "-c", SLEEP], None, dict(os.environ))
+    household.drop("one")
+    child.kill()
+    child.wait()
+    household.close()
 
 
 WITH_PARENT = "from fedstrata.core.parent_line import end_with_parent; end_with_parent(); "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 import time
 import tomllib
@@ -17,11 +19,14 @@ from deployed import a_run, a_server
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.file_lock import take_lock
 from fedstrata.deploy import flower, run_app, server, state, submit
 from fedstrata.deploy.answering import PULL, look_often
 from fedstrata.deploy.app import foreign
+from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.run_launcher import SUBMIT
 from fedstrata.remote.flower.app_config import BLANK
+from fedstrata.remote.waiting_note import FILE as WAITING
 from fedstrata.runs.folder import Run
 
 
@@ -115,9 +120,11 @@ def test_submitting_tells_the_server_and_removes_what_was_written(tmp_path, monk
     monkeypatch.setattr(server, "tell", tell)
     there = a_server()
     state.private(there.folder)
+    (there.folder / WAITING).write_text("{}")  # of a run that was killed
     asked = submit.new(there, Experiment.of({"train": {"rounds": 3}}), tmp_path / "out", 2)
     with submit.submitted(asked) as number:
         assert number == "77"
+        assert not (there.folder / WAITING).exists()
         assert Path(seen["experiment"]).exists(), "the server side has yet to read it"
     assert (seen["rounds"], seen["where"]) == (3, (there.address, SUBMIT))
     assert not list(there.folder.glob("run-*"))
@@ -193,7 +200,15 @@ def test_a_run_that_failed_says_why(tmp_path, told, kind, said):
     assert again.path == tmp_path / "out", "what failed before it began can be tried again in the same folder"
 
 
-def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch):
+@pytest.fixture
+def server_runs():
+    """Hold the lock that a server holds while it lives."""
+    lock = take_lock(state.private(a_server().folder) / "lock")
+    yield
+    os.close(lock)
+
+
+def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch, server_runs):
     monkeypatch.setattr(submit, "GONE", 0.3)
     monkeypatch.setattr(flower, "log_of", lambda *_: "its last words\n")
     asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
@@ -208,7 +223,20 @@ def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch):
         submit.follow(asked, "1", lambda _: None, lambda _: None)
 
 
-def test_a_run_that_flower_could_not_start_is_given_up(tmp_path, monkeypatch):
+def test_a_server_that_is_gone_is_named_in_one_line_with_what_to_type(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "GONE", 0.3)
+    monkeypatch.setattr(flower, "log_of", lambda *_: "Using SuperLink\n")
+    run = a_run(tmp_path / "out", 2)
+    asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), run.path, 2)
+    said = r"^the server is gone, and the run with it; start it again; continue with: fedstrata deploy run --resume .*$"
+    with run.locked(), pytest.raises(FedstrataError, match=said):
+        submit.follow(asked, "1", lambda _: None, lambda _: None)
+    unbegun = submit.Submission(a_server(), Experiment.of(None), tmp_path / "other", 2)
+    with pytest.raises(FedstrataError, match=r"^the server is gone, and the run with it; start it again, and then the"):
+        submit.follow(unbegun, "1", lambda _: None, lambda _: None)
+
+
+def test_a_run_that_flower_could_not_start_is_given_up(tmp_path, monkeypatch, server_runs):
     monkeypatch.setattr(submit, "ASK", 0.1)
     answers = iter(
         [{"runs": [{"status": "pending", "status-details": "N/A"}]}, {"runs": [{"status": "finished:failed"}]}]
@@ -243,3 +271,27 @@ def test_going_on_takes_the_number_of_sites_from_the_run(tmp_path):
     Run.create(tmp_path / "new", Experiment.of(None).to_toml())
     with pytest.raises(RequestError, match="--sites is required"):
         submit.again(a_server(), tmp_path / "new", None)
+
+
+def test_going_on_does_not_wait_for_who_is_off_the_roll(tmp_path, made):
+    own = shutil.copytree(made, tmp_path / "keys")
+    there, said = a_server(keys=str(own / "server")), []
+    a_run(tmp_path / "out", 2)
+    assert submit.again(there, tmp_path / "out", None, said.append).sites == 2
+    Authority.open(own).revoke("b")
+    shutil.copy(own / "ca/roll.json", own / "server/roll.json")
+    assert submit.again(there, tmp_path / "out", None, said.append).sites == 1
+    assert submit.again(there, tmp_path / "out", 2).sites == 1, "as the command that a stopped run tells to type"
+    assert said == ["off the roll, and so not waited for: site b"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("aggregate", "masked"), ("clustering", "masked")])
+def test_masks_are_not_resumed_without_a_site_that_agreed_on_them(tmp_path, made, key, value):
+    own = shutil.copytree(made, tmp_path / "keys")
+    there = a_server(keys=str(own / "server"))
+    Authority.open(own).revoke("b")
+    shutil.copy(own / "ca/roll.json", own / "server/roll.json")
+    experiment = Experiment.of({"method": {"name": "flips"}, "privacy": {key: value, "labels": "prf"}})
+    Run.create(tmp_path / "out", experiment.to_toml()).log("sites", wall={"sites": ["a", "b", "c"]})
+    with pytest.raises(RequestError, match=f'privacy.{key} = "{value}".*site b left the roll; begin a new run'):
+        submit.again(there, tmp_path / "out", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -191,6 +192,34 @@ def test_what_flower_prints_is_cut_while_it_is_open(tmp_path):
     finally:
         os.close(handle)
     assert (path.read_bytes(), (tmp_path / "superlink.log.1").read_bytes()) == (b"new", b"old" * 10)
+
+
+def test_a_full_disk_is_one_line_until_there_is_room_again(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log, path, write = logging.Logger("x"), tmp_path / "log.jsonl", json_log.os.write
+    log.addHandler(json_log.JsonLines(path))
+    for round in range(2):
+        monkeypatch.setattr(json_log.os, "write", full)
+        log.info("one")
+        log.info("two")
+        assert capsys.readouterr().err == f"{path} cannot be written: No space left on device\n", round
+        monkeypatch.setattr(json_log.os, "write", write)
+        log.info("three")
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["three", "three"]
+
+
+def test_what_cannot_be_copied_on_a_full_disk_is_cut_all_the_same(tmp_path, monkeypatch):
+    path = tmp_path / "superlink.log"
+    path.write_bytes(b"old" * 10)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json_log.os, "fdopen", full)
+    assert json_log.cut_off(path, 20)
+    assert (path.read_bytes(), (tmp_path / "superlink.log.1").exists()) == (b"", False)
 
 
 def test_errors_of_a_site_stand_in_its_log_with_their_traces(tmp_path):

@@ -141,6 +141,9 @@ def test_nothing_leaves_where_it_cannot_be_written_down(tmp_path, monkeypatch, c
     monkeypatch.setattr(os, "write", full)
     reply = host.answer(introduce())
     assert split(reply) == (b"failed", b"it cannot write down what leaves it, and so nothing does: is its disk full?")
+    assert [(r.message, r.exc_info) for r in caplog.records] == [
+        ("the audit log cannot be written, so nothing leaves this site: the disk is full", None)
+    ], "one line, no traceback"
     monkeypatch.undo()
     assert split(host.answer(introduce()))[0] == b"done"
     lines, found = verify(tmp_path / "memory/bonn/audit.jsonl")

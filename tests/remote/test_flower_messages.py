@@ -18,11 +18,13 @@ from flower_run import pretend_to_be_started, stamp
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.remote.coming_sites import ComingSites
 from fedstrata.remote.flower import client_app, messages, records, server_app
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.server_app import registered, wait_for
+from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.site_socket import Door
 from fedstrata.remote.transport import Failure
 
@@ -306,6 +308,37 @@ def test_the_run_config_is_checked(tmp_path):
 def test_waiting_for_sites_ends(tmp_path):
     with pytest.raises(RequestError, match=r"2 sites are wanted, and after 0\.5 seconds these are there: bonn"):
         wait_for(Messages(Nodes({1: node("bonn")})), 2, 0.5)
+
+
+def test_whom_a_run_waits_for_is_named_in_news_and_in_the_end():
+    """Who is on the roll and not there; of a run that goes on, its own sites alone."""
+    told, news, bonn = [], [], Messages(Nodes({1: node("bonn")}))
+    coming = ComingSites(None, lambda: ["bonn", "cologne", "oslo"], told.append)
+    with pytest.raises(RequestError, match="these are there: bonn; missing: cologne, oslo"):
+        wait_for(bonn, 2, 0.5, news.append, coming=coming)
+    assert news[-1] == "1 of 2 sites are there: bonn; missing: cologne, oslo"
+    assert told[-1] == ["cologne", "oslo"]
+    with pytest.raises(RequestError, match=r"these are there: none; missing: cologne$"):
+        wait_for(bonn, 1, 0.5, news.append, coming=ComingSites(["cologne", "paris"], lambda: ["bonn", "cologne"]))
+    assert wait_for(bonn, 1, 0.5, coming=coming) == ["bonn"]
+    assert told[-1] == (), "nobody is waited for any more"
+
+
+def test_whose_key_counts_no_more_is_not_waited_for_unless_nobody_else_is():
+    told, keys = [], ["aachen", "bonn"]
+    coming = ComingSites(["aachen", "bonn", "cologne"], lambda: keys, told.append)
+    coming.miss({"bonn", "cologne"})
+    keys.remove("bonn")
+    coming.miss({"bonn", "cologne"})
+    coming.miss(())
+    assert told == [{"bonn"}, {"bonn", "cologne"}, ()]
+
+
+def test_an_operator_stops_a_run_that_waits_for_its_sites(tmp_path):
+    control = RunControl(tmp_path / "orders.jsonl", "1", lambda: None)
+    give_order(control.path, OperatorOrder.of("stop", "1", "ann", None))
+    with pytest.raises(StoppedError, match="operator ann stopped the run before it began"):
+        wait_for(Messages(Nodes({})), 1, PATIENCE, lambda _: None, control)
 
 
 def test_a_failure_is_left_in_the_run_folder(tmp_path):

@@ -257,14 +257,14 @@ def test_where_a_site_does_not_reach_the_stream_messages_carry_everything(tmp_pa
     paths = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run")}
     asked = RunConfig.of(paths | {"sites": 3, "stream": "127.0.0.1:0"})
     messages = Walled(ECHO)
-    assert way(messages, asked, "run-1") == (messages, "bonn: no route to host")
+    assert way(messages, asked, "run-1") == (messages, "bonn: no route to host", {})
     assert messages.answers == {"aachen": b"0", "cologne": b"0"}  # whoever came was let go
-    few, why = way(Walled(ECHO), replace(asked, sites=2), "run-1")
-    assert (few.names(), why) == (["aachen", "cologne"], None)
+    few, why, absent = way(Walled(ECHO), replace(asked, sites=2), "run-1")
+    assert (few.names(), why, absent) == (["aachen", "cologne"], None, {"bonn": "no route to host"})
     few.close()
     with pytest.raises(FedstrataError, match=r"no site came onto the stream .*bonn: no route"):
         way(Walled({"bonn": bytes}), replace(asked, sites=1, fine=True), "run-1")
-    nowhere, why = way(Walled({"bonn": bytes}), replace(asked, sites=1), "run-1")
+    nowhere, why, _ = way(Walled({"bonn": bytes}), replace(asked, sites=1), "run-1")
     assert isinstance(nowhere, Walled)
     assert "no route to host" in why
 
@@ -275,7 +275,7 @@ def test_a_site_that_comes_after_its_run_went_on_is_invited_to_the_stream(tmp_pa
     (tmp_path / "sites.json").write_text(json.dumps({"run": "r", "sites": dict.fromkeys(ECHO, facts)}))
     told = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path), "sites": 2, "resume": True}
     messages = Loopback({name: bytes for name in ECHO if name != "bonn"} | {"dortmund": bytes})
-    opened, _ = way(messages, RunConfig.of(told | {"stream": "127.0.0.1:0"}), "run-1")
+    opened, *_ = way(messages, RunConfig.of(told | {"stream": "127.0.0.1:0"}), "run-1")
     try:
         assert opened.names() == ["aachen", "cologne"]
         messages.sites["bonn"] = with_stream(bytes)

@@ -54,7 +54,8 @@ def train(transport, folder, overrides=SHORT, **how):
 
 
 def test_a_site_that_comes_takes_part_from_the_next_round(tmp_path):
-    run = train(Growing(four()), tmp_path / "run")
+    run = train(Growing(four()), tmp_path / "run", absent={"dresden": "its disk is full"})
+    assert [e["why"] for e in events(run, "site_refused")] == ["its disk is full"]
     (joined,) = events(run, "site_joined")
     assert (joined["site"], joined["client"], joined["round"]) == ("dresden", 3, 2)
     taught = {e["round"]: e["steps"][0]["clients"] for e in events(run, "round")}

@@ -216,6 +216,15 @@ def test_sites_that_ask_for_something_else_are_refused_by_name(tmp_path, asked, 
         at_sites(tmp_path / "run", hosts(folders, asked=lambda site: asked if site == "bonn" else {}))
 
 
+def test_a_site_with_other_columns_is_left_out_where_enough_others_are_there(tmp_path):
+    there = Here(hosts(tables(tmp_path), asked=lambda site: {"drop": ["age"]} if site == "bonn" else {}))
+    run = run_at_sites(there, Experiment.of(None, **TRAIN), tmp_path / "run", 2)
+    (refused,) = [e for e in run.events() if e["event"] == "site_refused"]
+    assert refused["site"] == "bonn"
+    assert refused["why"].startswith("it lacks column age, compared with site aachen; all sites need the same")
+    assert run.summary["rounds"] > 0
+
+
 def test_numbers_at_one_site_and_text_at_another_are_refused(tmp_path):
     folders = tables(tmp_path)
     for part in ("train", "test"):

@@ -16,11 +16,13 @@ from fedstrata.core.index import Split
 from fedstrata.core.wire import pack, unpack
 from fedstrata.remote import engine
 from fedstrata.remote.client_state import RUNS, StateOnDisk
+from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.protocol import build_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.source import only, source
+from fedstrata.runs.folder import Run
 
 
 def sites(overrides, memory=None):
@@ -143,10 +145,28 @@ def test_a_run_waits_for_sites_and_gives_up_in_the_end(tmp_path):
             self.looks += 1
             return super().names() if self.looks < 4 else []
 
-    with pytest.raises(FedstrataError, match="0 of the 1 sites that are needed"):
+    said = "0 of the 1 sites that are needed are there; missing: aachen, bonn, cologne; the run can be resumed"
+    with pytest.raises(FedstrataError, match=said):
         at(Empty(sites({})), tmp_path, {}, patience=0.3)
     run = run_at_sites(Here(sites({})), {}, tmp_path / "sites", 3, resumed=True)
     assert run.summary["rounds"] == 3
+
+
+def test_a_run_that_waits_says_for_whom_and_hears_its_operator(tmp_path):
+    control, missed = RunControl(tmp_path / "orders.jsonl", "1", lambda: None), []
+
+    def stop(sites):
+        missed.append(sorted(sites))
+        if sites:
+            give_order(control.path, OperatorOrder.of("stop", "1", "ann", None))
+
+    transport = Here(sites({}))
+    transport.names = lambda: [] if (tmp_path / "sites/sites.json").exists() else sorted(transport.hosts)
+    with pytest.raises(StoppedError, match="operator ann stopped the run; it can be resumed"):
+        at(transport, tmp_path, {}, control=control, miss=stop)
+    assert missed == [[], list(SITES), []], "those who are missing, and in the end nobody"
+    (waiting,) = events(Run.open(tmp_path / "sites"), "waiting")
+    assert waiting["sites"] == list(SITES)
 
 
 def test_enough_reports_end_a_round(tmp_path):

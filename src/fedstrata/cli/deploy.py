@@ -236,7 +236,7 @@ def run(
     there = found(server, _say)
     how = {"wait": wait, "deadline": deadline, "stream": stream}
     if resume is not None:
-        asked = submit.again(there, resume, sites, **how)
+        asked = submit.again(there, resume, sites, _say, **how)
     else:
         asked = submit.new(there, checked, out, sites or 1, **how)
     stop_cleanly()

@@ -57,12 +57,16 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     sync_folder(path.parent)
 
 
+def disk_is_full(error: BaseException) -> bool:
+    """Say whether an error is that of a disk, or a user's share of it, which has no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
     """Say what to do when the disk refuses; what was written before stays valid."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        why = "the disk is full" if full else str(error)
+        why = "the disk is full" if disk_is_full(error) else str(error)
         raise RequestError(f"cannot write to {path}: {why}. What was saved before is still valid") from error

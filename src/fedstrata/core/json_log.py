@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.file_lock import take_lock
+from fedstrata.core.files import disk_is_full
 
 FILE = "log.jsonl"  # in the folder of a server or site
 LARGEST = 10 << 20  # bytes of a log
@@ -31,13 +33,18 @@ class JsonLines(logging.Handler):
     def __init__(self, path: Path, **always: Any):
         super().__init__()
         self._path, self._always = path, always
+        self._failed = False  # whether the last line could not be written
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; where that cannot be, logging's own way says so."""
+        """Write a line; where that cannot be, as on a full disk, one line on stderr says so until it can again."""
         try:
             append(self._path, self.line(record))
-        except OSError:
-            self.handleError(record)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                with suppress(OSError):  # which may go to the same disk
+                    print(f"{self._path} cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
+            self._failed = True
 
     def line(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return what stands in the line of a record."""
@@ -101,10 +108,15 @@ def cut_off(path: Path, largest: int = LARGEST, kept: int = KEPT) -> bool:
         return False
     _shift(path, kept)
     older = _older(path, 1)
-    handle = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as copy, path.open("rb") as full:
-        while piece := full.read(1 << 20):
-            copy.write(piece)
+    try:
+        handle = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as copy, path.open("rb") as full:
+            while piece := full.read(1 << 20):
+                copy.write(piece)
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        older.unlink(missing_ok=True)  # there is no room for a copy: the room counts more
     os.truncate(path, 0)
     return True
 

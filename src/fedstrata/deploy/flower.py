@@ -124,7 +124,8 @@ def outcome(run: str) -> list[str]:
 
 def log_of(folder: Path, run: str) -> str:
     """Return what the server side of a run printed, as far as Flower kept it."""
-    return _called(folder, ["log", run, CONNECTION, "--show"]).stdout
+    done = _called(folder, ["log", run, CONNECTION, "--show"])
+    return done.stdout if done.returncode == 0 else ""  # or else it says only what it tried
 
 
 def flwr(folder: Path, words: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import disk_is_full, write_atomically
 from fedstrata.core.parent_line import LINE
 
 GRACE = 15.0  # seconds to end by oneself
@@ -67,7 +67,11 @@ class Household:
         self._children[name], self._lines[name] = child, ours
         began = {pid: since for pid, (_, since) in everybody().items()}
         known = [(c.pid, began[c.pid]) for c in self._children.values() if c.pid in began]
-        write_atomically(self._notes, json.dumps(known).encode())
+        try:
+            write_atomically(self._notes, json.dumps(known).encode())
+        except OSError as error:
+            if not disk_is_full(error):  # a site has more to say then: it must not lose sight of what it started
+                raise
         return child
 
     def gone(self) -> str | None:

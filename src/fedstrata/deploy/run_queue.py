@@ -28,10 +28,8 @@ from fedstrata.core.json_log import append_event
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.state import QUEUE
-from fedstrata.deploy.submit import Submission, over
-from fedstrata.remote.credentials import Credentials
+from fedstrata.deploy.submit import Submission, over, roll_of
 from fedstrata.remote.orders import FILE, RunControl, StoppedError
-from fedstrata.remote.roll import Roll
 from fedstrata.runs.folder import Run
 
 OFTEN = 0.2  # seconds between two looks
@@ -80,11 +78,6 @@ def tickets(folder: Path) -> list[Ticket]:
 def control_of(server: FederationServer, ticket: Ticket) -> RunControl:
     """Return what operators say to a run."""
     return RunControl(server.folder / FILE, ticket.id, lambda: roll_of(server))
-
-
-def roll_of(server: FederationServer) -> Roll | None:
-    """Return the roll that a server goes by; None: insecure."""
-    return None if server.keys is None else Credentials.load(Path(server.keys), server.folder).roll
 
 
 @contextmanager

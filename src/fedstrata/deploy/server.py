@@ -27,6 +27,7 @@ from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import RunWatch
 from fedstrata.deploy.run_launcher import SOON, SUBMIT, UNUSABLE
 from fedstrata.deploy.site_reports import SiteCondition, conditions
+from fedstrata.remote.waiting_note import forget_waiting
 
 READY = 90.0  # seconds in which a server must be up
 SHOWN = 15  # lines of a log where something failed
@@ -117,6 +118,7 @@ def serve(asked: FederationServer, say: Say) -> None:
         log = folder / "superlink.log"
         path = None if server.keys is None else Path(server.keys)
         (folder / "server.json").unlink(missing_ok=True)  # of an earlier life: who asks now waits until we are up
+        forget_waiting(folder)
         flower.configure(folder, server.address, server.authority)
         forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)

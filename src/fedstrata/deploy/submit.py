@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,14 +22,19 @@ from fedstrata.config.open_stages import fill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.core.files import make_folder
+from fedstrata.data.formats.tabular import some
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.logs import asker
+from fedstrata.deploy.processes import running
 from fedstrata.deploy.run_book import BookedRun, book
 from fedstrata.deploy.server import FederationServer, hand_in, tail
 from fedstrata.remote.conditions import possible_at_sites
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
+from fedstrata.remote.roll import Roll
+from fedstrata.remote.waiting_note import forget_waiting
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 
@@ -118,6 +123,7 @@ def submitted(submission: Submission) -> Iterator[str]:
         experiment = Path(name) / "experiment.toml"
         experiment.write_text(to_submit(submission.experiment))
         submission.server.begun(submission.path)
+        forget_waiting(folder)
         submission.news.unlink(missing_ok=True)
         try:
             number = _handed_in(submission, experiment)
@@ -180,17 +186,39 @@ def refuse_unbegun(path: Path) -> None:
         )
 
 
-def again(server: FederationServer, path: Path, sites: int | None, **how: Any) -> Submission:
-    """Describe how a run goes on; without a number, with as many sites as it had."""
+def again(
+    server: FederationServer, path: Path, sites: int | None, say: Callable[[str], None] = lambda _: None, **how: Any
+) -> Submission:
+    """Describe how a run goes on; without a number, with as many sites as it had and are still on the roll."""
     run = Run.open(path)
     experiment = Experiment.of(run.path / "experiment.toml")
     if run.running:
         raise RequestError(f"another process is running in {path}")
-    count = sites or len(site_names(run))
+    names, roll = site_names(run), roll_of(server)
+    gone = [name for name in names if roll is not None and name not in roll.sites]
+    if gone:
+        _refuse_masks(path, experiment, gone)
+        say(f"off the roll, and so not waited for: {some(gone, 'site')}")
+    count = min(sites or len(names), len(names) - len(gone)) if gone else sites or len(names)
     if not count:
         raise RequestError("--sites is required: how many sites to wait for")
     checkpoint = run.checkpoints.manifest(events=int)
     return Submission(server, experiment, path.absolute(), count, **how, resume=True, checkpoint=checkpoint)
+
+
+def _refuse_masks(path: Path, experiment: Experiment, gone: Sequence[str]) -> None:
+    """Refuse to go on where sites agreed on masks with those who are off the roll: they would refuse it themselves."""
+    for key, value in (("aggregate", "masked"), ("clustering", "masked"), ("clustering", "enclave")):
+        if getattr(experiment.privacy, key) == value:
+            raise RequestError(
+                f'--resume = {path}: with privacy.{key} = "{value}" a run cannot go on without a site that it began '
+                f"with, and {some(gone, 'site')} left the roll; begin a new run with the other sites"
+            )
+
+
+def roll_of(server: FederationServer) -> Roll | None:
+    """Return the roll that a server goes by; None: insecure."""
+    return None if server.keys is None else Credentials.load(Path(server.keys), server.folder).roll
 
 
 def site_names(run: Run) -> list[str]:
@@ -223,7 +251,8 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
                 raise error
             return run
         now = time.monotonic()
-        free = None if not begun or run.running else (free or now)
+        there = running(server.folder) and (run.running or not begun)
+        free = None if there else (free or now)
         if free is not None and now - free > GONE:
             raise _lost(submission, number, "its process is gone")
         if not begun and now - max(news, asked) > ASK:
@@ -316,12 +345,14 @@ def over(run: Run) -> bool:
 
 def _lost(submission: Submission, number: str, how: str) -> FedstrataError:
     folder, said = submission.server.folder, ""
-    with suppress(FedstrataError):  # the server may be gone as well
+    on = f"; continue with: {advice(submission)}" if (submission.path / "experiment.toml").exists() else ""
+    if not running(folder):
+        return FedstrataError(f"the server is gone, and the run with it; start it again{on or ', and then the run'}")
+    with suppress(FedstrataError):  # the server may go now
         said = "\n".join(flower.log_of(folder, number).splitlines()[-15:])
     log = (
         f"what it printed last:\n{said}"
         if said
         else f"the end of {folder / 'superlink.log'}:\n{tail(folder / 'superlink.log')}"
     )
-    on = f"; continue with: {advice(submission)}" if (submission.path / "experiment.toml").exists() else ""
     return FedstrataError(f"the run did not finish: {how}{on}\n{log}")

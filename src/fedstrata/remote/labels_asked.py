@@ -13,7 +13,6 @@ from fedstrata.remote.counts_asked import COUNTED
 from fedstrata.remote.credentials import Credentials, keys_for
 from fedstrata.remote.first_questions import FirstQuestions, say_refusals, say_too_few
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
-from fedstrata.remote.protocol import PolicyError
 from fedstrata.remote.setup import masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, ask_facts, recorded
 
@@ -56,8 +55,6 @@ def ask_labels(
         site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline
     )
     for name, error in wrong.items():
-        if not isinstance(error, PolicyError):
-            raise RequestError(f"site {name}: {error}")
         asking.note("site_refused", round=0, step=0, site=name, why=str(error))
     if not facts:
         raise RequestError(say_too_few(0, 1, asking.notes))

@@ -93,6 +93,11 @@ class RunControl:
         """Return the latest of some words."""
         return next((o for o in reversed(read_orders(self.path, self.run, self.roll())) if o.action in actions), None)
 
+    def heed_unbegun(self) -> None:
+        """Stop here, before the run has begun, if an operator said so."""
+        if (stop := self.latest("stop")) is not None:
+            raise StoppedError(f"operator {stop.operator} stopped the run before it began")
+
     def heed(self, note: Callable[..., Any]) -> None:
         """Stop or pause here, if an operator said so; pauses and their ends are events."""
         paused: OperatorOrder | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -56,11 +56,12 @@ from fedstrata.remote.joining_sites import JoiningSites, closed_because
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.labels_asked import ask_labels, settle_question
 from fedstrata.remote.orders import RunControl
+from fedstrata.remote.proposal import Proposal
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
 from fedstrata.remote.setup import clustered_at
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, proposed, recorded
+from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, recorded
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
@@ -86,6 +87,8 @@ class SiteClients:
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: Notes = field(default_factory=list)  # events of getting there
     control: RunControl | None = None  # what operators say
+    wanted: int = 0  # how many sites a new run must have
+    absent: frozenset[str] = frozenset()  # who could not come when it began, and may join
     begun: bool = False  # whether sites were told to begin: the plan is looked at before that, too
     known: RemoteFederation | None = None  # what sites said of themselves
 
@@ -176,18 +179,21 @@ class SiteClients:
         """Return what is known of sites with who is there, round by round; their data may change on the way."""
         site_registry, names, federation = self.site_registry, self.site_registry.names, self.known
         assert federation is not None
-        refused = {str(fields["site"]) for kind, fields in self.notes if kind == "site_refused"}
+        refused = {str(fields["site"]) for kind, fields in self.notes if kind == "site_refused"} - self.absent
         closed = closed_because(plan, self.experiment)
         newcomers = JoiningSites(site_registry, closed, self.folder, self._greeting, refused)
 
-        def now(round: int) -> ClientInfo:
-            nonlocal names
+        def heed() -> None:
             if self.begun and self.control is not None:
                 self.control.heed(site_registry.note)
+
+        def now(round: int) -> ClientInfo:
+            nonlocal names
+            heed()
             if self.begun:
                 newcomers.look(round)
             names = site_registry.names
-            attending = site_registry.attending(plan.fewest)
+            attending = site_registry.attending(plan.fewest, heed)
             there = {*self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])}
             facts = tuple(site_registry.facts.values())
             known = (
@@ -211,8 +217,10 @@ class SiteClients:
         site_registry.note = log
         site_registry.transport.longest = longest_reply(plan)
         site_registry.write(self.folder)
-        for name, error in site_registry.begin(site_registry.names, site_registry.deadline).items():
-            if not self.resumed:
+        wrong = site_registry.begin(site_registry.names, site_registry.deadline)
+        enough = len(site_registry.names) - len(wrong) >= self.wanted
+        for name, error in wrong.items():
+            if not (self.resumed or enough):
                 raise RequestError(f"site {name}: {error}")
             log("site_refused", site=name, client=site_registry.names.index(name), why=str(error))
         log("sites", wall={"sites": site_registry.names})
@@ -299,11 +307,15 @@ def run_at_sites(
     say: Callable[[str], None] = lambda _: None,
     control: RunControl | None = None,
     named: Callable[[str], None] = lambda _: None,
+    miss: Callable[[Collection[str]], None] = lambda _: None,
+    absent: Mapping[str, str] | None = None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with.
 
     `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for;
-    `named`, by which id sites know the run; `control` is what operators say to it before each of its rounds.
+    `named`, by which id sites know the run; `control` is what operators say to it before each of its rounds, and while
+    it waits for sites; `miss` is told for which it does. `absent` are sites that said why they cannot come: they may
+    join when they can.
     """
     path, asked = Path(out), Path(out) / "experiment.toml" if resumed else experiment
     described = asked if isinstance(asked, Experiment) else Experiment.of(asked)
@@ -326,12 +338,26 @@ def run_at_sites(
         "experiment": to_sites(described),
         **greeting(None if credentials is None else credentials.roll),
     }
-    facts = proposed(transport, sites, question, deadline, patience, note) if before is None else before[1]
+    heed = (lambda: None) if control is None else control.heed_unbegun
+    proposal = Proposal(transport, sites, question, deadline, patience, note, heed, miss)
+    facts = proposal.make() if before is None else before[1]
+    absent = {name: why for name, why in (absent or {}).items() if name not in facts}
+    for name, why in absent.items():
+        note("site_refused", round=0, step=0, site=name, why=why)
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
-    site_registry = SiteRegistry(transport, run, facts, question, deadline, patience)
+    site_registry = SiteRegistry(transport, run, facts, question, deadline, patience, miss=miss)
     at = SiteClients(
-        site_registry, described, path, credentials, before is not None, no_stream, notes=notes, control=control
+        site_registry,
+        described,
+        path,
+        credentials,
+        before is not None,
+        no_stream,
+        notes=notes,
+        control=control,
+        wanted=sites,
+        absent=frozenset(absent),
     )
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(site_registry.names) < sites:

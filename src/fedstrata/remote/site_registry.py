@@ -21,8 +21,6 @@ from fedstrata.data.reading import Label
 from fedstrata.remote.introduction import Introduction, common_classes
 from fedstrata.remote.protocol import (
     AbsentError,
-    PendingError,
-    PolicyError,
     SiteError,
     VersionError,
     build_request,
@@ -37,7 +35,7 @@ from fedstrata.remote.transport import Failure, Transport
 Note = Callable[..., None]
 Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there are none
 Ask = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # requests by client -> the replies that came
-OFTEN, SELDOM = 0.2, 10.0  # seconds between two looks for sites, or for the word of their owners
+OFTEN = 0.2  # seconds between two looks for sites
 FILE = "sites.json"  # in the run folder
 
 
@@ -55,6 +53,7 @@ class SiteRegistry:
     welcome: Callable[[str], bytes] = lambda _: b""  # what tells a site of the run
     fixed: str | None = None  # why no site can go on with other data than it began with
     note: Note = lambda *_, **__: None
+    miss: Callable[[Collection[str]], None] = lambda _: None  # told who must come before the run goes on
     changed: bool = False  # whether some site's data are other ones than at the beginning
     away: set[str] = field(default_factory=set)  # who was there before, and is not
 
@@ -91,20 +90,33 @@ class SiteRegistry:
                 wrong[name] = error
         return wrong
 
-    def attending(self, least: int) -> set[str]:
-        """Return the sites that are there now; wait for so many of them."""
-        until, told = monotonic() + self.patience, False
-        while len(there := {*self.transport.names()} & {*self.facts}) < min(least, len(self.facts)):
-            if not told:
-                self.note("waiting", sites=sorted(self.facts.keys() - there), wanted=least)
-                told = True
-            if monotonic() > until:
-                raise FedstrataError(
-                    f"after {self.patience:g} seconds {len(there)} of the {least} sites that are needed are there; "
-                    "the run can be resumed"
-                )
-            sleep(OFTEN)
+    def attending(self, least: int, heed: Callable[[], None] = lambda: None) -> set[str]:
+        """Return the sites that are there now; wait for so many of them, and `heed` operators meanwhile."""
+        if len(there := self._there()) < min(least, len(self.facts)):
+            self.note("waiting", sites=sorted(self.facts.keys() - there), wanted=least)
+            there = self._wait(least, heed)
         self._look_around(there)
+        return there
+
+    def _there(self) -> set[str]:
+        return {*self.transport.names()} & {*self.facts}
+
+    def _wait(self, least: int, heed: Callable[[], None]) -> set[str]:
+        until = monotonic() + self.patience
+        try:
+            while len(there := self._there()) < min(least, len(self.facts)):
+                self.miss(missing := self.facts.keys() - there)
+                if monotonic() > until:
+                    raise FedstrataError(
+                        f"after {self.patience:g} seconds {len(there)} of the {least} sites that are needed are "
+                        f"there; missing: {', '.join(sorted(missing))}; the run can be resumed"
+                    )
+                before = monotonic()
+                heed()
+                until += monotonic() - before  # a pause is not time in which sites were waited for
+                sleep(OFTEN)
+        finally:
+            self.miss(())
         return there
 
     def _look_around(self, there: Collection[str]) -> None:
@@ -178,13 +190,12 @@ def ask_facts(
     said = heard(transport, dict.fromkeys(names, request), 1, deadline)
     facts, wrong = dict[str, Introduction](), dict[str, FedstrataError]()
     for name in names:
-        told = said.get(name, SiteError("it does not answer"))
-        if isinstance(told, FedstrataError):
-            wrong[name] = told
-            continue
         try:
+            told = said.get(name, SiteError("it does not answer"))
+            if isinstance(told, FedstrataError):
+                raise told
             facts[name] = read_facts(name, told[0])
-        except VersionError as error:
+        except FedstrataError as error:
             wrong[name] = error
     return facts, wrong
 
@@ -193,55 +204,21 @@ def read_facts(name: str, reply: bytes) -> Introduction:
     """Read what a site says that it has; refuse what cannot be."""
     values = read_values(reply)
     if values.pop("site", None) != name:
-        raise RequestError(f"site {name} introduces itself by another name")
+        raise SiteError("it introduces itself by another name")
     if (spoken := values.pop("protocol", None)) != PROTOCOL:
         theirs = f"it has fedstrata {plain_text(str(values.get('version') or 'of before'))[:20]}"
         ours = f"and the server {__version__} with protocol {PROTOCOL}; install the same at both"
         raise VersionError(f"{theirs} with protocol {spoken!r:.20}, {ours}")
-    return Introduction.read(values, name)
+    try:
+        return Introduction.read(values, name)
+    except RequestError as error:
+        raise of_itself(name, error) from None
 
 
-def proposed(
-    transport: Transport,
-    sites: int,
-    question: Mapping[str, Any],
-    deadline: float | None,
-    patience: float,
-    note: Note,
-) -> dict[str, Introduction]:
-    """Propose a run to all sites that are there, and wait for owners who have to approve it.
-
-    Sites whose policy refuses are left out, with an event, if enough others are there; any other failure ends it.
-    """
-    names, facts, refused = sorted(transport.names()), dict[str, Introduction](), dict[str, FedstrataError]()
-    if len(names) < sites:
-        raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
-    until, pause, before = monotonic() + patience, OFTEN, set[str]()
-    while asked := [name for name in names if name not in facts and name not in refused]:
-        said, wrong = ask_facts(transport, asked, question, deadline)
-        facts |= said
-        for name, error in wrong.items():
-            if not isinstance(error, PolicyError | PendingError | VersionError):
-                raise RequestError(f"site {name}: {error}")
-        pending = {name: error for name, error in wrong.items() if isinstance(error, PendingError)}
-        refused |= {name: error for name, error in wrong.items() if name not in pending}
-        if len(names) - len(refused) < sites:
-            why = "; ".join(f"site {name}: {error}" for name, error in refused.items())
-            raise RequestError(f"{sites} sites are wanted, and {len(names) - len(refused)} are left; {why}")
-        if pending.keys() != before and pending:
-            note("approval", sites=sorted(pending), why="; ".join(f"{n}: {e}" for n, e in sorted(pending.items())))
-        before = set(pending)
-        if pending and monotonic() > until:
-            why = "; ".join(f"site {name}: {error}" for name, error in sorted(pending.items()))
-            raise RequestError(f"not approved after {patience:g} seconds (--wait): {why}")
-        if pending:
-            sleep(pause)
-            pause = min(pause * 1.5, SELDOM)
-    for name, error in refused.items():
-        note("site_refused", round=0, step=0, site=name, why=str(error))
-    for name, told in facts.items():
-        note_differences(name, told, note)
-    return {name: facts[name] for name in names if name in facts}
+def of_itself(name: str, error: FedstrataError) -> SiteError:
+    """Say what is wrong with a site as it would: whoever reads it is told which site it is."""
+    text, about = str(error), f"site {name} "
+    return SiteError(f"it {text.removeprefix(about)}" if text.startswith(about) else text)
 
 
 def note_differences(name: str, facts: Introduction, note: Note) -> None:

@@ -30,6 +30,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core import origin
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import disk_is_full
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Tag, fast_replace
 from fedstrata.core.plain_text import plain_text
@@ -75,6 +76,7 @@ from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.server.evaluator import answers
 
+LOG = logging.getLogger(__name__)
 MET, REPORT = b"meet", b"report"
 OPENING = ("introduce", "begin")  # requests that tell of a run; all others belong to one
 TOLD = (SiteError, RefusedError, StatelessError)  # errors whose words were written for others to read
@@ -117,6 +119,15 @@ class SiteSession:
         running, self.running = self.running, None
         if running is not None:
             running.end()
+
+
+def _told_of(error: Exception) -> SiteError:
+    """Log an error that was not written for others, and say of it what others may know."""
+    if disk_is_full(error):
+        LOG.error("a request failed: the disk is full: %s", error)
+        return SiteError("its disk is full")
+    LOG.error("a request failed", exc_info=error)
+    return SiteError(f"{type(error).__name__} (the site's own log says where)")
 
 
 class Host:
@@ -173,12 +184,11 @@ class Host:
             except TOLD as error:
                 reply = self._refused(error)
             except Exception as error:
-                logging.getLogger(__name__).exception("a request failed")
-                reply = self._refused(SiteError(f"{type(error).__name__} (the site's own log says where)"))
+                reply = self._refused(_told_of(error))
             try:
                 self._gate.leaves(self._about.pop("kind"), reply, self._about)
-            except OSError:
-                logging.getLogger(__name__).exception("the audit log cannot be written")
+            except OSError as error:
+                LOG.error("the audit log cannot be written, so nothing leaves this site: %s", error)
                 return build_refusal("it cannot write down what leaves it, and so nothing does: is its disk full?")
             return reply
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.files import disk_is_full
 from fedstrata.core.plain_text import plain_text
 
 LONGEST = 1 << 31  # bytes of a request, and of a reply where nobody says less
@@ -72,5 +73,8 @@ def attempted(answer: Answer, request: bytes, refuse: Callable[[FedstrataError],
     except FedstrataError as error:
         return refuse(error)
     except Exception as error:
+        if disk_is_full(error):
+            logging.getLogger(__name__).error("a request failed: the disk is full: %s", error)
+            return refuse(FedstrataError("its disk is full"))
         logging.getLogger(__name__).exception("a request failed")
         return refuse(FedstrataError(f"{type(error).__name__} (the site's own log says where)"))

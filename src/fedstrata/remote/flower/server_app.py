@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,12 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.json_log import FILE, append_event
 from fedstrata.core.origin import find_own_parts_in
+from fedstrata.remote.coming_sites import ANYBODY, ComingSites
 from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.node_names import remember
 from fedstrata.remote.orders import FILE as ORDERS
-from fedstrata.remote.orders import RunControl, StoppedError
+from fedstrata.remote.orders import RunControl
 from fedstrata.remote.roll import Roll
 from fedstrata.remote.transport import Transport
 from fedstrata.remote.waiting_note import WaitingNote
@@ -65,10 +66,12 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
     credentials = None if keys is None else Credentials.load(keys, server)
     control = RunControl(server / ORDERS, asked.ticket, lambda: None if keys is None else _roll(keys, server))
     try:
-        wait_for(messages, asked.sites, asked.wait, news, control)
-        transport, why = way(messages, asked, run) if asked.stream else (messages, None)
-        limit = asked.deadline or None
-        with WaitingNote(server, asked.out, lambda: _awaited(transport)):
+        with WaitingNote(server, asked.out) as waiting:
+            coming = coming_sites(asked, waiting.miss)
+            wait_for(messages, asked.sites, asked.wait, news, control, coming)
+            transport, why, absent = way(messages, asked, run) if asked.stream else (messages, None, {})
+            waiting.awaited = transport.awaited
+            limit = asked.deadline or None
             run_at_sites(
                 transport,
                 asked.experiment,
@@ -82,6 +85,8 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
                 say=news,
                 control=control if asked.ticket else None,
                 named=partial(log_id, asked, run),
+                miss=coming.miss,
+                absent=absent,
             )
     finally:
         transport.close()
@@ -104,8 +109,21 @@ def registered(path: Path) -> dict[int, str]:
         raise FedstrataError(f"{path} does not say which sites may connect; start the server again") from None
 
 
-def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str | None]:
-    """Return the stream if as many sites as are wanted come onto it; if not, and messages will do, those, and why."""
+def coming_sites(asked: RunConfig, tell: Callable[[Collection[str]], None]) -> ComingSites:
+    """Return who could come: the sites of a run that goes on, or whose keys count."""
+    from fedstrata.remote.site_registry import recorded  # noqa: PLC0415 - torch
+
+    before = recorded(asked.out) if asked.resume else None
+    nodes = Path(asked.nodes) if asked.nodes else None
+    known = None if nodes is None else (lambda: registered(nodes).values())
+    return ComingSites(None if before is None else list(before[1]), known, tell)
+
+
+def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str | None, dict[str, str]]:
+    """Return the stream if as many sites as are wanted come onto it, and why others did not.
+
+    If too few do, and messages will do, those, and why.
+    """
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
     from fedstrata.remote.site_registry import recorded  # noqa: PLC0415 - torch
 
@@ -114,7 +132,7 @@ def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str
     try:
         stream = open_stream(messages, asked.stream, run, listen=asked.listen or None, sites=own, say=say)
         if len(stream.names()) >= asked.sites or asked.fine:
-            return stream, None
+            return stream, None, stream.why_not()
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(stream.why_not().items())) or "no answer"
         stream.close()
     except FedstrataError as error:
@@ -122,35 +140,46 @@ def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str
             raise
         why = str(error)
     say(f"everything goes by messages, because not all sites came onto the stream: {why}")
-    return messages, why
+    return messages, why, {}
 
 
 def wait_for(
-    transport: Transport, sites: int, seconds: float, news: Say | None = None, control: RunControl | None = None
+    transport: Transport,
+    sites: int,
+    seconds: float,
+    news: Say | None = None,
+    control: RunControl | None = None,
+    coming: ComingSites = ANYBODY,
 ) -> list[str]:
     """Wait until so many sites are there, and say whom for; an operator may stop the run meanwhile."""
     began, before = monotonic(), None
-    while len(names := transport.names()) < sites:
-        if names != before:
-            (news or say)(f"{len(names)} of {sites} sites are there" + (f": {', '.join(names)}" if names else ""))
-            before = names
-        if control is not None and (word := control.latest("stop")) is not None:
-            raise StoppedError(f"operator {word.operator} stopped the run before it began")
+    while len(names := coming.counted(transport.names())) < sites:
+        missing = coming.without(names)
+        coming.tell(missing)
+        if (names, missing) != before:
+            there = _listed(": ", names) + _listed("; missing: ", missing)
+            (news or say)(f"{len(names)} of {sites} sites are there{there}")
+            before = names, missing
+        if control is not None:
+            control.heed_unbegun()
         if monotonic() - began > seconds:
-            there = ", ".join(names) or "none"
-            raise RequestError(f"{sites} sites are wanted, and after {seconds:g} seconds these are there: {there}")
+            raise RequestError(
+                f"{sites} sites are wanted, and after {seconds:g} seconds these are there: "
+                f"{', '.join(names) or 'none'}{_listed('; missing: ', missing)}"
+            )
         sleep(OFTEN)
+    coming.tell(())
     return names
+
+
+def _listed(before: str, names: Collection[str]) -> str:
+    return f"{before}{', '.join(names)}" if names else ""
 
 
 def _roll(keys: Path, server: Path) -> Roll:
     from fedstrata.remote.credentials import Credentials  # noqa: PLC0415
 
     return Credentials.load(keys, server).roll
-
-
-def _awaited(transport: Transport) -> list[str]:
-    return list(transport.awaited())
 
 
 def tell(news: Path, text: str) -> None:
