@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedstrata.report.figures import curves
 from fedstrata.report.figures.colours import DASHES, KNOWN, LINES, SLOTS, line_style, line_styles
 from fedstrata.report.figures.style import APART, SCALES, SHARE, YES, template
 from fedstrata.report.gather import gather
+from fedstrata.report.page import draw
+from fedstrata.runs.compare.friedman import friedman
 
 # Machado, Oliveira and Fernandes 2009, full severity, on linear light
 SEEN_AS = {
@@ -110,6 +113,53 @@ def test_the_colour_is_the_same_in_a_comparison_in_a_run_alone_and_on_the_board(
     colours = {curves.curves(own, "loss_test").data[-1].line.color for own in shown}
     colours.add(plots.metric(lone.path, "loss_test").data[-1].line.color)
     assert colours == {line_styles([("flips", "flips")])["flips"]["color"]}
+
+
+def tuned(root, **chosen):
+    """Write a comparison whose rows were tuned: OUT/CONDITION/METHOD/SETTING/seed-N; settings by row and condition."""
+    cells = []
+    for method, settings in chosen.items():
+        for at, setting in enumerate(settings):
+            place = f"alpha={at}/{method}/{setting}/seed-0"
+            write_rounds(begun(root / place, method="fedavg" if method == "slow" else method), 1, 2)
+            cells.append({"condition": f"alpha={at}", "method": method, "seed": 0, "run_dir": place})
+    told = {"cells": cells, "trials": [], "rows": [], "friedman": None}
+    if len(chosen) > 1:
+        told["friedman"] = friedman("accuracy", {name: [at, at + 1] for at, name in enumerate(chosen)}).to_json()
+    (root / "comparison.json").write_text(json.dumps(told))
+    return [root / cell["run_dir"] for cell in cells]
+
+
+def test_a_method_has_one_colour_whatever_setting_was_chosen_for_it(tmp_path):
+    methods = {"fedavg": ("lr=0.1", "lr=0.02"), "fedprox": ("lr=0.1", "lr=0.1"), "slow": ("lr=0.02", "lr=0.1")}
+    runs = tuned(tmp_path / "c", **methods)
+    shown = {own.name: own.figure for own in draw(gather([tmp_path / "c"]))}
+    styles = {name: (style["color"], style["dash"]) for name, style in line_styles((n, n) for n in methods).items()}
+    for name in ("accuracy-alpha-0", "accuracy-alpha-1", "critical-difference"):
+        lines = {one.name: (one.line.color, one.line.dash) for one in shown[name].data if one.name in methods}
+        assert lines == styles
+    for run in runs:  # each alone, as a notebook or the board reads it
+        drawn = curves.curves(gather([run]).runs_data, "loss_test").data[-1].line
+        assert (drawn.color, drawn.dash) == styles[run.parts[-3]]
+
+
+def test_a_condition_of_a_tuned_comparison_is_read_by_its_methods_not_by_their_settings(tmp_path):
+    tuned(tmp_path / "c", fedavg=("lr=0.1", "lr=0.02"), slow=("lr=0.02", "lr=0.1"))
+    found = gather([tmp_path / "c" / "alpha=1"]).runs_data
+    told = [(run_data.group, run_data.row, run_data.line_name) for run_data in found]
+    assert told == [("fedavg",) * 3, ("slow",) * 3]
+
+
+def test_lines_of_two_names_do_not_depend_on_who_comes_first():
+    names = ["fedprox", *(f"variant {at}" for at in range(40)), "fedavg", "fedprox(mu=0.1)"]
+    styles = [line_styles((name, name) for name in order) for order in (names, names[::-1])]
+    assert styles[0] == styles[1]
+    assert styles[0]["fedprox"] == line_styles([("fedprox", "fedprox")])["fedprox"]
+
+
+def test_a_row_has_the_colour_of_the_folder_that_its_runs_lie_in():
+    styles = line_styles([("row", "fedprox(mu=0.1)")]) | line_styles([("folder", "fedprox-mu=0.1")])
+    assert styles["row"] == styles["folder"]
 
 
 @pytest.mark.parametrize("paper", ["light", "dark"])

@@ -10,10 +10,14 @@ import pytest
 from written import begun, conclude, write_rounds
 
 from fedstrata.report import tables
+from fedstrata.report.document import figure_of
+from fedstrata.report.figures import Shown
+from fedstrata.report.figures.ranks import critical_difference
 from fedstrata.report.gather import GatheredRuns, gather
 from fedstrata.report.html_tables import best_of, compared
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, page
+from fedstrata.runs.compare.friedman import friedman
 
 
 def finished(path, method="fedavg", rounds=3, **about):
@@ -165,3 +169,22 @@ def test_a_matrix_of_yes_and_no_has_no_colour_scale(tmp_path, most, bar):
     (heat,) = next(own.figure.data for own in draw(gather([run.path])) if own.name == "participation")
     assert bool(heat.showscale) == bar
     assert len(heat.colorscale) == (6 if bar else 2)
+
+
+# ---- the diagram of mean ranks
+
+
+def test_names_in_the_rank_diagram_stand_in_margins_that_hold_them_at_any_width():
+    long = "fedprox(corrections.0.mu=0.01, train.epochs=5)"
+    drawn = critical_difference(friedman("accuracy", {"a": [1, 1, 1], long: [2, 2, 2], "fedavg-again": [0, 0, 0]}))
+    texts = {note.name: (note.xanchor, note.text) for note in drawn.layout.annotations if note.name}
+    assert texts == {
+        long: ("right", "fedprox…rain.epochs=5) (1.00)"),
+        "a": ("right", "a (2.00)"),
+        "fedavg-again": ("left", "fedavg-again (3.00)"),
+    }
+    margin, letter = drawn.layout.margin, 7
+    assert margin.l >= letter * len(texts[long][1])
+    assert letter * len("fedavg-again (3.00)") <= margin.r < margin.l
+    held = figure_of(Shown("curves", "ranks", "", "", drawn))["layout"]["margin"]
+    assert held == {"l": margin.l, "r": margin.r}, "the page keeps these, and the room above is for titles in notebooks"

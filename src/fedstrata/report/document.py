@@ -120,7 +120,8 @@ def frame(shown: Shown, small: bool = False) -> Iterator[str]:
 def figure_of(shown: Shown) -> dict[str, Any]:
     """Return a figure as a page needs it: the title is a heading there, and colours are the reader's."""
     drawn = json.loads(shown.figure.to_json(validate=False, engine="json"))  # arrays are packed, NaN becomes null
-    layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title", "margin")}
+    layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title")}
+    layout["margin"] = {side: space for side, space in layout.get("margin", {}).items() if side in ("l", "r")}
     for trace in drawn["data"]:
         if "scale" in (trace.get("meta") or {}):
             del trace["colorscale"]  # the page has one for light and one for dark paper

@@ -82,7 +82,7 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
             order = [(row.get("condition", ""), row["method"]) for row in rows]
             cells = [cell for cell in cells if not rows or cell[:2] in order]  # else they were asked for before
             cells.sort(key=lambda cell: order.index(cell[:2]) if rows else 0)
-            found.runs_data += [_read(run, condition, f"{of}{method}") for condition, method, run in cells]
+            found.runs_data += [_read(run, condition, method, of) for condition, method, run in cells]
         else:
             raise RequestError(f"{path} is not a run folder: it has no experiment.toml, and no runs below it")
     _name_apart(found.runs_data)
@@ -95,17 +95,17 @@ def group_of(row: Mapping[str, Any]) -> str:
     return f"{row['condition']}/{row['method']}" if row.get("condition") else str(row["method"])
 
 
-def _read(run: Path, condition: str, method: str) -> RunData:
-    group = group_of({"condition": condition, "method": method})
+def _read(run: Path, condition: str, method: str, of: str) -> RunData:
+    group = group_of({"condition": condition, "method": f"{of}{method}"})
     run_data = RunData.read(run, f"{group}, {run.name}", group)
-    run_data.condition = condition
+    run_data.condition, run_data.method_row = condition, method
     return run_data
 
 
 def _cells(path: Path) -> Iterator[tuple[str, str, Path]]:
     """Return condition, method and folder of the runs of a comparison, finished or not; trials of tuning are none."""
     known = _known(path)
-    told = {line.get("run_dir"): line for line in known.get("cells", ())}
+    told = {line.get("run_dir"): line for line in known.get("cells", ()) or _of_parent(path)}
     chosen = {(row.get("condition", ""), row.get("method")): row.get("tuned") for row in known.get("rows", ())}
     runs = [file.parent for deep in ("*/*", "*/*/*", "*/*/*/*") for file in path.glob(f"{deep}/experiment.toml")]
     for run in sorted(runs, key=lambda p: (p.parts[:-1], len(p.name), p.name)):
@@ -118,6 +118,19 @@ def _cells(path: Path) -> Iterator[tuple[str, str, Path]]:
         if (tuned := chosen.get(place)) and tuned.get("set") != line.get("set"):  # chosen by an earlier search
             continue
         yield *place, run
+
+
+def _of_parent(path: Path) -> list[dict[str, Any]]:
+    """Return the cells of a condition's own folder, as the comparison above it lists them: without the condition."""
+    if (path / "comparison.json").exists():
+        return []
+    inside = f"{path.resolve().name}/"
+    lines = [line for line in _known(path.resolve().parent).get("cells", ()) if _is_in(line, inside)]
+    return [{**line, "condition": "", "run_dir": line["run_dir"].removeprefix(inside)} for line in lines]
+
+
+def _is_in(line: Mapping[str, Any], folder: str) -> bool:
+    return bool(line.get("condition")) and str(line.get("run_dir", "")).startswith(folder)
 
 
 def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -167,7 +167,8 @@ async function savePaper(name, inches) { // for a column of text: light, small l
   const width = 96 * inches;
   const rows = layout.showlegend === false ? 0 : legendRows(shown, width, 6);
   const height = Math.round((layout.height ?? 340) * (inches < 5 ? 0.66 : 0.85) + 16 * Math.max(0, rows - 1));
-  const figure = { data: shown, layout: { ...layout, template: held.templates.paper, width, height } };
+  const margin = Object.fromEntries(Object.entries(layout.margin).map(([side, space]) => [side, 0.82 * space])); // as letters
+  const figure = { data: shown, layout: { ...layout, template: held.templates.paper, width, height, margin } };
   const address = await Plotly.toImage(figure, { format: "svg", width, height });
   const svg = decodeURIComponent(address.slice(address.indexOf(",") + 1));
   const sized = svg.replace(/(<svg[^>]*?) width="[^"]*" height="[^"]*"/, `$1 width="${inches}in" height="${height / 96}in"`);

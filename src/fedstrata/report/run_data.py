@@ -6,6 +6,7 @@ was killed leaves half a line; a newer version writes events that this one does 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ SHOWN = (  # figures of a summary
     *("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time"),
 )
 CLIENTS, DEEPEST = 10_000_000, 12  # of a run that is shown; of tables in its events
+DEEP = 5  # folders above a run, one of which is its comparison's
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
 
 
@@ -96,6 +98,8 @@ class RunData:
         As plain tables.
     condition
         Under which a comparison of several conditions trained it; with such a one, the group is CONDITION/METHOD.
+    method_row
+        What its comparison calls its method, where it was read as part of one.
     warnings
         What of the run could not be read.
     start
@@ -129,6 +133,7 @@ class RunData:
     group: str = ""
     experiment: dict[str, Any] = field(default_factory=dict)
     condition: str = ""
+    method_row: str = ""
     warnings: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
@@ -206,7 +211,7 @@ class RunData:
         return bool(new)
 
     def _forget(self) -> None:
-        fresh = RunData(self.path, self.name, self.group, self.experiment)
+        fresh = RunData(self.path, self.name, self.group, self.experiment, self.condition, self.method_row)
         self.__dict__ = fresh.__dict__
 
     def _take(self, line: bytes) -> None:
@@ -274,11 +279,13 @@ class RunData:
         """What a comparison calls its method."""
         return self.group.removeprefix(f"{self.condition}/")
 
-    @property
+    @cached_property
     def line_name(self) -> str:
         """By what its lines are coloured: its row in a comparison, else its plan; the same wherever it is shown."""
         path = self.path.absolute()
-        return path.parent.name if path.name.startswith("seed-") else folder_name(name_run(self.experiment))
+        if not path.name.startswith("seed-"):
+            return self.method_row or folder_name(name_run(self.experiment))
+        return self.method_row or _row_of(path) or path.parent.name
 
     @property
     def method(self) -> str:
@@ -449,6 +456,21 @@ class RunData:
             if len(told := event.get(name, ())):
                 table[at, : len(told)] = told
         return table
+
+
+def _row_of(run: Path) -> str:
+    """Return what the comparison above a run calls its method; below that lies the setting, where one was chosen."""
+    for root in run.parents[1:DEEP]:
+        try:
+            known = json.loads((root / "comparison.json").read_text())
+            lines = [*known["cells"], *known.get("trials", ())]
+            place = str(run.relative_to(root))
+            return next((str(line["method"]) for line in lines if line["run_dir"] == place), "")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""  # whoever reads the comparison itself is told that it is damaged
+    return ""
 
 
 def fits(name: str, value: Any) -> bool:

@@ -6,9 +6,12 @@ brown are added, as far from the others as those are from each other, whatever c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
+
+from fedstrata.config.naming import folder_name
 
 LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#9048F0", "#56B4E9", "#CC79A7", "#904830")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -32,15 +35,28 @@ def line_style(at: int) -> dict[str, Any]:
 def line_styles(named: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     """Return the style of each line, given its title and its method's name.
 
-    The name alone says which. Only where two lines would look alike, as those of one method on two data sets, the
-    later one gets another dash or, if all are taken, another colour.
+    The name alone says which, in whatever order lines come. Only where two lines would look alike, as those of one
+    method on two data sets, one of them gets another dash or, if all are taken, another colour: not a known method's
+    first line, and of two other names the one that comes later in the alphabet.
     """
-    taken: dict[str, int] = {}
+    names: dict[str, str] = {}
     for title, name in named:
-        if title not in taken:
-            free = (slot for slot in _wishes(name) if slot not in taken.values())
-            taken[title] = next(free, _slot(name))
-    return {title: line_style(slot) for title, slot in taken.items()}
+        names.setdefault(title, folder_name(name))  # a row is coloured as the run in its folder
+    taken: dict[str, int] = {}
+    for title in _by_precedence(names):
+        free = (slot for slot in _wishes(names[title]) if slot not in taken.values())
+        taken[title] = next(free, _slot(names[title]))
+    return {title: line_style(taken[title]) for title in names}
+
+
+def _by_precedence(names: dict[str, str]) -> list[str]:
+    """Order titles so that the same names always get the same lines: known ones first, second lines of a name last."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for title, name in names.items():
+        places[title] = (seen[name], name not in KNOWN, name)
+        seen[name] += 1
+    return sorted(names, key=lambda title: places[title])
 
 
 def _slot(name: str) -> int:

@@ -10,7 +10,8 @@ from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import titled
 
 GREY = "#808080"  # which shows on light and on dark paper
-CHARACTER = 0.009  # width of a letter, as a share of the figure's
+CHARACTER = 7.0  # pixels that a letter is wide: labels stand in margins, whatever the width of the figure
+LONGEST = 22  # letters of a name that is written out; hovering tells the whole
 
 
 def critical_difference(tested: Friedman) -> go.Figure:
@@ -19,6 +20,7 @@ def critical_difference(tested: Friedman) -> go.Figure:
     top = figure(height=170 + 26 * (count // 2 + len(tested.alike)), title=f"Mean ranks by {titled(tested.metric)}")
     styles = line_styles((name, name) for name in names)
     bars = 0.6 * (len(tested.alike) + 1)  # below the axis, above the names
+    margins = {"l": 8.0, "r": 8.0}
     for place, name in enumerate(names):
         left = place < (count + 1) // 2
         depth = -bars - 0.8 * (place if left else count - 1 - place)
@@ -27,15 +29,17 @@ def critical_difference(tested: Friedman) -> go.Figure:
             x=[rank, rank, end],
             y=[0, depth, depth],
             mode="lines",
-            line={"color": styles[name]["color"], "width": 2},
+            line=styles[name],
             legendgroup=name,
             name=plain(name),
             hovertemplate=f"{plain(name)}: mean rank {rank:.2f}<extra></extra>",
         )
         top.add_trace(line)
-        label = f"{plain(name)} ({rank:.2f})"
-        anchor = "right" if left else "left"
-        top.add_annotation(name=name, x=end, y=depth, text=label, xanchor=anchor, showarrow=False, yanchor="middle")
+        label, anchor = _label(name, rank), "right" if left else "left"
+        said = plain(label)
+        top.add_annotation(name=name, x=end, y=depth, text=said, xanchor=anchor, showarrow=False, yanchor="middle")
+        side = "l" if left else "r"
+        margins[side] = max(margins[side], CHARACTER * len(label) + 8)
     for at, group in enumerate(tested.alike):
         ends = [tested.ranks[group[0]] - 0.04, tested.ranks[group[-1]] + 0.04]
         said = f"{plain(' and '.join(group))}: cannot be told apart<extra></extra>"
@@ -50,9 +54,12 @@ def critical_difference(tested: Friedman) -> go.Figure:
     axis = go.Scatter(x=places, y=[0] * count, text=[str(place) for place in places], mode="lines+markers+text")
     looks = {"line": {"color": GREY, "width": 1.5}, "marker": {"symbol": "line-ns-open", "size": 8, "color": GREY}}
     top.add_trace(axis.update(**looks, textposition="top center", hoverinfo="skip", name="rank"))
-    longest = min(max(len(name) + 7 for name in names) * CHARACTER, 0.4)  # of the figure's width
-    margin = longest * count / (1 - 2 * longest)
-    ends = [0.8 - margin, max(needed, count + 0.2 + margin)]
-    top.update_xaxes(visible=False, range=ends)
+    top.update_xaxes(visible=False, range=[0.78, max(needed, count + 0.22)])
     top.update_yaxes(visible=False, range=[-bars - 0.8 * ((count + 1) // 2), 2.4])
-    return top.update_layout(showlegend=False)
+    return top.update_layout(showlegend=False, margin=margins)
+
+
+def _label(name: str, rank: float) -> str:
+    """Write a method with its rank; variants have what tells them apart at the end of their names."""
+    short = name if len(name) <= LONGEST else f"{name[: LONGEST // 3]}…{name[-(LONGEST - LONGEST // 3 - 1) :]}"
+    return f"{short} ({rank:.2f})"
