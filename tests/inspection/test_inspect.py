@@ -21,10 +21,11 @@ from fedstrata.inspection.rehearsal import rehearsed
 
 
 def by_rules(found) -> list[str]:
-    """Return the advice of the rules that are written by hand; what is fitted to runs comes first."""
-    fitted, *others = (advice.recipe for advice in found.advice)
-    assert fitted in {leaf.recipe for leaf in leaves(measured.fitted())}
-    return others
+    """Return the advice of the rules that are written by hand; what is fitted to runs comes first, or after FedAvg."""
+    told = [advice.recipe for advice in found.advice]
+    (fitted,) = {leaf.recipe for leaf in leaves(measured.fitted())} & set(told)
+    assert told.index(fitted) == (told == ["fedavg", fitted])
+    return [recipe for recipe in told if recipe != fitted]
 
 
 def advised(**overrides) -> list[str]:
@@ -180,6 +181,14 @@ def test_what_does_not_go_with_the_experiment_is_replaced_or_said():
     assert "privacy.dp does not fit" in noised.refused["stratify-batch"]
 
 
+def test_fedavg_comes_first_where_nothing_is_to_be_repaired():
+    even = {"data.partition.kind": "iid"}
+    assert [advice.recipe for advice in inspect(overrides=even).advice] == ["fedavg", "strata"]
+    noisy = inspect(overrides=even | {"data.noise": {"labels": 0.3}})
+    assert [advice.recipe for advice in noisy.advice] == ["strata", "fedbss", "fedavg"]
+    assert inspect().advice[0].recipe == "strata"
+
+
 def test_every_rule_stands_in_the_documentation():
     page = Path(__file__).parents[2].joinpath("docs", "inspect.md").read_text()
     for rule in rules.RULES:
@@ -224,7 +233,7 @@ def test_requests_that_make_no_sense_are_refused(how, said):
 def test_the_object_is_short_to_look_at_and_draws():
     found = inspect(overrides={"data.partition.kind": "iid"})
     assert repr(found).startswith("Inspection(digits: 20 clients, 1438 samples, 10 labels, EMD 0.")
-    assert repr(found).endswith("fits: strata, fedavg)")
+    assert repr(found).endswith("fits: fedavg, strata)")
     heat = found.plot_labels().data[0]
     assert np.shape(heat.z) == (20, 10)
     assert np.sum(heat.z) == pytest.approx(20, abs=0.01)

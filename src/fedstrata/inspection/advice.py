@@ -13,7 +13,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.inspection.rehearsal import Cost, rehearsed
-from fedstrata.inspection.rules import RULES, SkewFacts
+from fedstrata.inspection.rules import SkewFacts, applying
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
@@ -53,10 +53,7 @@ def advise(
     baseline = tried(described("fedavg", {}), federation, model)
     advice: list[Advice] = []
     refused: dict[str, str] = {}
-    for rule in RULES:
-        because = rule.why(facts)
-        if because is None:
-            continue
+    for rule, because in applying(facts):
         settings = rule.settings(facts)
         not_here: dict[str, str] = {}
         for name in rule.recipes:

@@ -167,8 +167,9 @@ def _measured(leaf: Leaf) -> Rule:
     )
 
 
+MEASURED = tuple(map(_measured, leaves(fitted())))
 RULES = (
-    *map(_measured, leaves(fitted())),
+    *MEASURED,
     Rule(
         ("fedbss",),
         "1 % of the labels are wrong, or of the samples occur with different labels",
@@ -229,3 +230,15 @@ RULES = (
         "Everything else costs more, or solves a problem that is not there.",
     ),
 )
+
+
+def applying(facts: SkewFacts) -> list[tuple[Rule, str]]:
+    """Return the rules that apply, with their reasons, the best fit first.
+
+    That is their own order, but for data of which nothing is to be said than that they are even: FedAvg, which has
+    nothing to repair there, comes before what did well in general.
+    """
+    found = [(rule, because) for rule in RULES if (because := rule.why(facts)) is not None]
+    special = [one for one in found if one[0] not in MEASURED]
+    general = [one for one in found if one[0] in MEASURED]
+    return [*special, *general] if [rule for rule, _ in special] == [RULES[-1]] else found
