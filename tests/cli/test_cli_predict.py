@@ -195,7 +195,7 @@ def test_numbers_of_a_named_set_are_told_with_their_names(cli, tmp_path):
     assert (told["predictions"], told["names"]) == ([3, 7], ["ham and eggs", "spam"])
     code, out, _ = cli("evaluate", "run", "new.npz")
     assert code == 0
-    assert "  recall of 3, ham and eggs 1.0000" in out
+    assert "  recall of 3, ham and eggs 100.0 %" in out
     scores = json.loads(cli("evaluate", "run", "numbers.npz", "--json")[1])
     assert (scores["accuracy"], scores["class_names"]) == (1.0, {"3": "ham and eggs", "7": "spam"})
     assert cli("export", "run", "--torch-export", "-o", "model.pt2")[0] == 0

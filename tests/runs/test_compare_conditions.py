@@ -12,10 +12,10 @@ import pytest
 import fedstrata
 from fedstrata import Comparison, RequestError, Run
 from fedstrata.report.gather import gather
-from fedstrata.report.outcome import outcome
+from fedstrata.report.outcome import outcome, share
 from fedstrata.report.page import make_title, page
 from fedstrata.runs.compare import layout, pool
-from fedstrata.runs.compare.grid import grid_of_conditions, write_bytes, write_figure, write_seconds
+from fedstrata.runs.compare.grid import grid_of_conditions, write_bytes, write_figure, write_seconds, write_value
 from fedstrata.runs.compare.tables import csv_text, latex, markdown, terminal_table
 
 QUICK = {"train.rounds": 2, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never", "data.clients": 6}
@@ -114,7 +114,7 @@ def test_a_comparison_under_conditions_is_taken_up_again(swept):
 def test_the_experiments_own_method_goes_through_conditions():
     done = fedstrata.compare(over={"train.lr": [0.1, 0.2]}, overrides=QUICK | {"train.rounds": 1}, out="c")
     assert [(row["condition"], row["method"]) for row in done.rows] == [("lr=0.1", "fedavg"), ("lr=0.2", "fedavg")]
-    assert repr(done).startswith("Comparison('c': lr=0.1/fedavg 0.")
+    assert repr(done).startswith("Comparison('c': lr=0.1/fedavg ")
 
 
 def test_data_from_python_cannot_be_varied():
@@ -182,8 +182,24 @@ ROWS = [
 ]
 
 
+LEGEND = (
+    "accuracy in %: mean [95 % interval] over 6 seeds; bold: the best of a condition; "
+    "rank: mean over conditions and seeds"
+)
+
+
 def test_latex_groups_what_conditions_share_and_escapes():
-    lines = latex(ROWS).splitlines()
+    before, begin, lines = latex(ROWS).partition(r"\begin{tabular}")
+    caption = rf"\caption{{A{LEGEND[1:]}.}}".replace("%", r"\%")
+    assert before.splitlines() == [
+        r"% needs \usepackage{booktabs}",
+        f"% {LEGEND}",
+        r"\begin{table}",
+        r"\centering",
+        caption,
+    ]
+    assert lines.splitlines()[-2:] == [r"\end{tabular}", r"\end{table}"]
+    lines = ["", *f"{begin}{lines}".splitlines()]
     assert lines[1] == r"\begin{tabular}{lrrr}"
     assert lines[3] == r"\multicolumn{1}{c}{} & \multicolumn{2}{c}{a\_1} & \multicolumn{1}{c}{} \\"
     assert lines[4] == r"method & k=2 & k=3 & rank \\"
@@ -199,6 +215,8 @@ def test_markdown_has_a_line_a_method():
         "| --- | ---: | ---: | ---: |",
         "| fedavg | 50.0 [49.0, 51.0] | **70.0 [69.0, 71.0]** | 1.5 |",
         r"| 100%\|mine | **60.0 [59.0, 61.0]** | 65.0 [64.0, 66.0] | 1.5 |",
+        "",
+        f"A{LEGEND[1:]}.",
     ]
 
 
@@ -207,6 +225,27 @@ def test_a_terminal_marks_the_best_and_what_the_test_tells_apart():
         ["fedavg", "50.0", "[49.0,", "51.0]", "70.0", "[69.0,", "71.0]*", "1.5"],
         ["100%|mine", "60.0", "[59.0,", "61.0]+*", "65.0", "[64.0,", "66.0]", "1.5"],
     ]
+
+
+def test_a_legend_says_what_stands_in_a_table_of_figures():
+    rows = [{k: v for k, v in row.items() if k != "condition"} | {"metrics": ["accuracy"]} for row in ROWS[:2]]
+    rows = [row | {"time": {"mean": 3.0, "interval": None}} for row in rows]
+    rows[0] |= {"seeds": 4, "worst10": {"mean": 0.2, "interval": None}}
+    rows[1] |= {"worst10": {"mean": 0.3, "interval": None}, "seconds": {"mean": 2.0, "interval": None}}
+    said = (
+        "accuracy in %: mean [95 % interval] over 4 to 6 seeds; over first: paired difference in points; p: of its "
+        "permutation test; worst 10 % in % too; seconds are real"
+    )
+    assert said in " ".join(terminal_table(rows, 200).split())
+    assert f"A{said[1:]}." in markdown(rows)
+    assert "over one seed" in markdown([rows[0] | {"seeds": 1}])
+
+
+def test_one_number_is_written_in_one_way():
+    twice = 0.7555, 0.7555000000000001, 0.7554999999999999
+    assert {write_value("accuracy", value) for value in twice} == {"75.5"}
+    assert {write_value("accuracy_over_first", -value) for value in twice} == {"-75.5"}
+    assert {share(value) for value in twice} == {"75.5 %"}
 
 
 def test_a_cell_that_is_not_there_is_a_dash():

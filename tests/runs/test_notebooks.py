@@ -76,7 +76,7 @@ def parsed(text):
 def test_a_notebook_shows_progress_without_being_asked(notebook):
     run = fedstrata.train(overrides=FEW)
     assert "3/3" in notebook[-1]
-    assert f"{run.summary['accuracy']:.4f}" in notebook[-1]
+    assert f"{100 * run.summary['accuracy']:.1f} %" in notebook[-1]
     assert notebook[-1].startswith("<pre")
     assert len(notebook) <= 3 + 4 * run.summary["seconds"]  # first and last, and four a second
 
@@ -138,7 +138,7 @@ def test_a_run_as_html():
     page = parsed(run._repr_html_())
     text = "".join(page.itertext())
     assert "a <b> run: run" in text
-    assert f"accuracy{run.summary['accuracy']:.4f}" in text
+    assert f"accuracy{100 * run.summary['accuracy']:.1f} %" in text
     assert len(page.find(".//polyline").get("points").split()) == 3
 
 

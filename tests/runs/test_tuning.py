@@ -69,6 +69,24 @@ def test_what_the_search_cost_is_said():
     assert "tuned_client_updates" in Path("t.csv").read_text()
 
 
+def test_the_table_of_the_search_says_what_it_shows_and_names_what_it_leaves_out():
+    done = flip(over={"train.rounds": [1, 2]}, tune=GRID)
+    about = "validation: accuracy in % on those; then what the search cost; seconds are real"
+    narrow, wide = done.table(width=70), done.table(wide=True)
+    lines = [line for line in narrow.splitlines() if "lr=2" in line]
+    assert [line.split()[:3] for line in lines] == [["fedavg", f"rounds={n}", "lr=2"] for n in (1, 2)]
+    assert "more with --wide: seconds" in narrow
+    assert "more with --wide" not in wide
+    assert all(about in " ".join(text.split()) for text in (narrow, wide, done._repr_html_()))
+    done.write_table("t.md")
+    assert (
+        "| method | condition | setting | validation | tried | rounds | updates | bytes | seconds |"
+        in Path("t.md").read_text()
+    ), "nothing but clocks of devices is called time"
+    assert "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |" in Path("t.md").read_text()
+    assert '<td style="text-align:left">lr=2</td>' in done._repr_html_()
+
+
 def test_the_test_set_has_no_say():
     """Where test labels are swapped, a rate of almost nothing is perfect there, and still the other is chosen."""
     honest, poisoned = flip("a"), flip("b", swapped=True)

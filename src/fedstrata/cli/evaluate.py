@@ -26,6 +26,7 @@ def evaluate(
 ) -> None:
     """Score the model of a run on samples whose labels are known."""
     from fedstrata.remote.label_names import open_model
+    from fedstrata.runs.metrics import HIGHER, write_share
 
     saved = open_model(run, keys)
     scores = saved.evaluate(data, label=label)
@@ -34,13 +35,10 @@ def evaluate(
         print(json.dumps(scores | ({"class_names": called} if called else {})))
         return
     recall = scores.pop("recall")
-    print(
-        "\n".join(
-            f"{key:22} {value:.4f}" if isinstance(value, float) else f"{key:22} {value}"
-            for key, value in scores.items()
-        )
-    )
+    for key, value in scores.items():
+        said = f"{write_share(value)} %" if key in HIGHER else f"{value:.4f}" if isinstance(value, float) else value
+        print(f"{key:22} {said}")
     named = {name: f"recall of {name}" + (f", {called[name]}" if name in called else "") for name in recall}
     width = max(20, *map(len, named.values()))
     for name, share in recall.items():
-        print(f"  {named[name]:{width}} {'not tested' if share is None else f'{share:.4f}'}")
+        print(f"  {named[name]:{width}} {'not tested' if share is None else f'{write_share(share)} %'}")

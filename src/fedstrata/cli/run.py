@@ -160,6 +160,7 @@ def stop_cleanly() -> None:
 def _said(key: str, value: Any) -> str:
     """Write a figure for people: shares in percent, bytes in their unit; `--json` has it in full."""
     from fedstrata.runs.compare.grid import write_bytes, write_seconds
+    from fedstrata.runs.metrics import write_share
 
     if isinstance(value, dict):  # by target
         spent = {target: "never" if one is None else _said(key, one) for target, one in value.items()}
@@ -171,4 +172,4 @@ def _said(key: str, value: Any) -> str:
     shares = ("accuracy", "balanced", "best", "worst10", "personal")
     if value is None and key.startswith(shares):
         return "not known"
-    return f"{100 * value:.1f} %" if isinstance(value, float) and key.startswith(shares) else str(value)
+    return f"{write_share(value)} %" if isinstance(value, float) and key.startswith(shares) else str(value)

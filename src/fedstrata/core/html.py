@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 
+LEFT = ' style="text-align:left"'  # notebooks set cells at the right
+
 
 def title(text: str) -> str:
     """Return a heading."""
     return f"<p><b>{escape(text)}</b></p>"
 
 
-def table(heads: Sequence[str], lines: Iterable[Sequence[object]], best: Collection[tuple[int, int]] = ()) -> str:
-    """Return a table; cells in `best`, by line and column, are bold."""
-    body = "".join(f"<tr>{_cells(line, at, best)}</tr>" for at, line in enumerate(lines))
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+def table(
+    heads: Sequence[str], lines: Iterable[Sequence[object]], best: Collection[tuple[int, int]] = (), words: int = 0
+) -> str:
+    """Return a table; cells in `best`, by line and column, are bold; `words` columns begin at the left."""
+    body = "".join(f"<tr>{_cells(line, at, best, words)}</tr>" for at, line in enumerate(lines))
+    head = "".join(f"<th{LEFT * (column < words)}>{escape(name)}</th>" for column, name in enumerate(heads))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -40,6 +44,9 @@ def curve(values: Sequence[float], width: int = 320, height: int = 60) -> str:
     return f'<svg width="{width}" height="{height}" role="img" aria-label="accuracy by evaluation">{line}</svg>'
 
 
-def _cells(line: Sequence[object], at: int, best: Collection[tuple[int, int]]) -> str:
+def _cells(line: Sequence[object], at: int, best: Collection[tuple[int, int]], words: int) -> str:
     texts = ("" if value is None else escape(str(value)) for value in line)
-    return "".join(f"<td>{f'<b>{t}</b>' if (at, column) in best else t}</td>" for column, t in enumerate(texts))
+    return "".join(
+        f"<td{LEFT * (column < words)}>{f'<b>{t}</b>' if (at, column) in best else t}</td>"
+        for column, t in enumerate(texts)
+    )

@@ -11,7 +11,7 @@ from fedstrata.report.document import of_methods
 from fedstrata.report.outcome import share
 from fedstrata.report.tables import FINAL, Table
 from fedstrata.runs.compare.grid import OVER_FIRST, grid_of_settings, metrics_in, standing, write_figure
-from fedstrata.runs.compare.tables import TUNED, figures_of
+from fedstrata.runs.compare.tables import figures_of, legend_of_settings
 from fedstrata.runs.metrics import HIGHER
 
 NOTES = 4  # most that stand open below a table
@@ -21,8 +21,6 @@ PERCENT = {*ACCURACIES, *FINAL, "share", "last_recall", "best_recall", "last_acc
 TITLES = {
     "worst10": "worst tenth of clients",
     "time": "virtual seconds",
-    "accuracy_last10": "mean of the last ten",
-    "accuracy_last10_std": "spread of the last ten",
     "bytes_p2p": "bytes between clients",
 }
 
@@ -46,7 +44,7 @@ def html(
     rows = [table.rows[at] for at in kept]
     kinds = [_kind([row[i] for row in rows]) for i in range(len(table.columns))]
     head = "".join(
-        f'<th scope="col"{kind}>{escape(name.replace("_", " "))}</th>'
+        f'<th scope="col"{kind}>{escape(table.titles.get(name, name.replace("_", " ")))}</th>'
         for name, kind in list(zip(table.columns, kinds, strict=True))[skip:]
     )
     body = ""
@@ -67,7 +65,8 @@ def html(
 def tiles(table: Table) -> str:
     """Write the only row of a table as figures with their names: nothing to compare, and nothing to scroll to."""
     told = zip(table.columns, table.rows[0], strict=True)
-    names = {name: TITLES.get(name, name.replace("_", " ")) for name in table.columns}
+    named = {**TITLES, **table.titles}
+    names = {name: named.get(name, name.replace("_", " ")) for name in table.columns}
     made = (f"<div><dt>{escape(names[n])}</dt><dd>{escape(said(n, v))}</dd></div>" for n, v in told if v is not None)
     return f'<dl class="tiles">{"".join(made)}</dl>'
 
@@ -145,7 +144,9 @@ def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = (), ranked
 def settings(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Return the table of what tuning chose and cost, where rows were tuned."""
     if grid := grid_of_settings(rows):
-        yield html(Table("settings", grid.titles, [list(line) for line in grid.lines]), f"{TUNED.capitalize()}.")
+        about = legend_of_settings(rows)
+        told = Table("settings", grid.titles, [list(line) for line in grid.lines])
+        yield html(told, f"{about[0].upper()}{about[1:]}.")
 
 
 def said(name: str, value: Any) -> str:

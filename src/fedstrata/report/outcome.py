@@ -11,7 +11,7 @@ from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing, titled, write_figure, write_value
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Metric, write_share
 
 
 def outcome(gathered: GatheredRuns) -> str:
@@ -29,7 +29,7 @@ def outcome(gathered: GatheredRuns) -> str:
 
 def share(value: float | None) -> str:
     """Write a share in percent."""
-    return "unknown" if value is None or np.isnan(value) else f"{100 * value:.1f} %"
+    return "unknown" if value is None or np.isnan(value) else f"{write_share(value)} %"
 
 
 def _of_run(run_data: RunData) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
 from fedstrata.report.settings import differing
 from fedstrata.runs.compare.tables import flat_table
+from fedstrata.runs.metrics import LAST
 
 OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
 FINAL = ("best_accuracy", "accuracy_last10", "accuracy_last10_std")  # known once a run is finished
@@ -39,6 +41,7 @@ class Table(NamedTuple):
     name: str
     columns: Sequence[str]
     rows: list[list[Any]]
+    titles: Mapping[str, str] = MappingProxyType({})  # of columns whose names do not say enough
 
 
 def runs(runs_data: Sequence[RunData]) -> Table:
@@ -53,7 +56,17 @@ def runs(runs_data: Sequence[RunData]) -> Table:
         rows.append(
             [run_data.name, run_data.asked("train", "seed"), len(run_data), *told.values(), state, str(run_data.path)]
         )
-    return Table("runs", ["run", "seed", "rounds", *SHOWN, "state", "folder"], rows)
+    last = last_of(int((~np.isnan(run_data.known("accuracy"))).sum()) for run_data in runs_data)
+    titles = {"accuracy_last10": f"mean of {last}", "accuracy_last10_std": f"spread of {last}"}
+    return Table("runs", ["run", "seed", "rounds", *SHOWN, "state", "folder"], rows, titles)
+
+
+def last_of(evaluations: Iterable[int]) -> str:
+    """Say of how many evaluations figures of the last ones are."""
+    counts = {min(count, LAST) for count in evaluations}
+    if len(counts) > 1:
+        return "the last ten or fewer"
+    return "the last ten" if LAST in counts else f"the last {counts.pop()}" if counts else "the last"
 
 
 def rounds(run_data: RunData) -> Table:

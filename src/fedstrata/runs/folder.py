@@ -35,6 +35,7 @@ from fedstrata.core.files import make_folder, sync_folder, write_atomically, wri
 from fedstrata.core.messages import Tensors
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.frames import columns_of_rounds, make_frame
+from fedstrata.runs.metrics import HIGHER, write_share
 from fedstrata.runs.predictor import Predictor
 from fedstrata.runs.saved_model import SavedModel
 
@@ -79,7 +80,7 @@ class Run(Predictor):
         done = self.summary if self._begun else {}
         said = "not finished" if self._begun else "no run"
         if done:
-            figure = "not known" if done["accuracy"] is None else f"{done['accuracy']:.4f}"
+            figure = "not known" if done["accuracy"] is None else f"{write_share(done['accuracy'])} %"
             said = f"{done.get('name', done['method'])}, accuracy {figure} after {done['rounds']} rounds"
         return f"Run({str(self.path)!r}: {said})"
 
@@ -89,7 +90,8 @@ class Run(Predictor):
             return html.title(repr(self))
         kept = ("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "rounds", "client_updates", "seconds")
         shown = {key: value for key in kept if (value := done.get(key)) is not None} | {"stopped": done["stopped"]}
-        said = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in shown.items()}
+        said = {key: f"{write_share(value)} %" if key in HIGHER else value for key, value in shown.items()}
+        said["seconds"] = f"{done['seconds']:.4g}"
         name = html.title(f"{done.get('name', done['method'])}: {self.path}")
         return f"{name}{html.curve(self.curve('accuracy'))}{html.facts(said)}{html.notes(done['remarks'])}"
 

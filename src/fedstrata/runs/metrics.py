@@ -16,6 +16,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError, unknown_name
 
 LAST = 10  # evaluations whose mean papers give
+DIGITS = 10  # of a figure that count: those behind follow from the order in which it was summed up
 CURVES = ("accuracy", "balanced_accuracy")
 # Accuracy on clients' own test data: of all, of those who trained in the round, of those of its last step alone.
 BY_CLIENT = ("client_mean", "participant_mean", "last_step_mean")
@@ -34,6 +35,11 @@ BALANCED = "balanced_"  # before one of these: what it took to reach a balanced 
 SHORT = {"best": "best_accuracy", f"mean_last{LAST}": f"accuracy_last{LAST}", "personal": "personal_mean"}
 
 Evaluation = Mapping[str, Any]  # the event of a round that was evaluated
+
+
+def write_share(value: float) -> str:
+    """Write a share in percent; two that differ in nothing but how they were rounded are written alike."""
+    return f"{100 * round(value, DIGITS):.1f}"
 
 
 def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedstrata.core.events import FAULTS, describe_choice, describe_fault
 from fedstrata.runs.journal import Watch
+from fedstrata.runs.metrics import write_share
 from fedstrata.runs.screen import is_watched, open_screen
 
 LINES = 10  # plain progress lines in a whole run
@@ -23,9 +24,9 @@ EXPECTED = ("resumed", "fewer_clients", "samples_bounded")
 ROWS = 8  # evaluations that the live table keeps
 COLUMNS = {  # short enough for a terminal of 80 columns
     "round": ("round", "{:d}"),
-    "accuracy": ("accuracy", "{:.4f}"),
-    "balanced_accuracy": ("balanced", "{:.4f}"),
-    "worst10": ("worst10", "{:.4f}"),
+    "accuracy": ("accuracy", "%"),
+    "balanced_accuracy": ("balanced", "%"),
+    "worst10": ("worst10", "%"),
     "loss_test": ("loss", "{:.3f}"),
     "loss_train": ("training", "{:.3f}"),
     "client_updates": ("updates", "{:d}"),
@@ -120,10 +121,7 @@ class Figures(Reporter):
         for title, _ in COLUMNS.values():
             table.add_column(title, justify="right", no_wrap=True)
         for figures in list(self._scored):
-            cells = (
-                ("-" if (value := figures[key]) is None else said.format(value)) for key, (_, said) in COLUMNS.items()
-            )
-            table.add_row(*cells)
+            table.add_row(*(_cell(figures[key], said) for key, (_, said) in COLUMNS.items()))
         return Group(self._bar, table) if self._scored else Group(self._bar)
 
 
@@ -147,7 +145,7 @@ class ProgressLines(Reporter):
             if done % max(self._rounds // LINES, 1) == 0 or done == self._rounds or waited > PATIENCE:
                 self._last = time.monotonic()
                 left = (time.monotonic() - self._began) / max(done - self._first, 1) * (self._rounds - done)
-                accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else ""
+                accuracy = f"accuracy {write_share(event['accuracy'])} %  " if "accuracy" in event else ""
                 self._print(
                     f"{self._method}: round {done}/{self._rounds}  {accuracy}{_clients(event)}  {left:.0f} s left"
                 )
@@ -174,6 +172,12 @@ def remarked(event: Mapping[str, Any]) -> str | None:
     at = "" if fault.round is None else f"round {fault.round}: "
     who = f" (clients {', '.join(map(str, fault.clients))})" if fault.clients else ""
     return f"{at}{FAULTS[kind]}: {fault.why}{who}"
+
+
+def _cell(value: Any, how: str) -> str:
+    if value is None:
+        return "-"
+    return f"{write_share(value)} %" if how == "%" else how.format(value)
 
 
 def _clients(event: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
-from fedstrata.runs.compare.live import showing
+from fedstrata.runs.compare.live import showing, written
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
@@ -175,7 +175,7 @@ class Comparison:
     def __repr__(self) -> str:
         name = self.metrics[0].name
         means = [(r, r[name]["mean"]) for r in self.rows if r[name]["mean"] is not None]
-        said = [f"{_title(r.get('condition', ''), r['method'])} {mean:.4f}" for r, mean in means]
+        said = [f"{_title(r.get('condition', ''), r['method'])} {written(self.metrics[0], mean)}" for r, mean in means]
         left = sum(cell.state != "finished" for cell in self.cells)
         return f"Comparison({str(self.path)!r}: {', '.join(said)}{f'; {left} cells not finished' if left else ''})"
 

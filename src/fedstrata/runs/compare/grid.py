@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import BALANCED, HIGHER, Metric
+from fedstrata.runs.metrics import BALANCED, DIGITS, HIGHER, Metric, write_share
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
     "accuracy": "accuracy",
@@ -27,7 +27,7 @@ TITLES = {  # in the order in which they matter: what does not fit into a line i
     "seconds": "seconds",
 }
 COSTS = ("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "rounds", "time")  # told once where all are equal
-SEARCHED = {"rounds": "rounds", "client_updates": "updates", "bytes": "bytes", "seconds": "time"}  # costs of tuning
+SEARCHED = {"rounds": "rounds", "client_updates": "updates", "bytes": "bytes", "seconds": "seconds"}  # costs of tuning
 OVER_FIRST = "_over_first"
 SIGNIFICANT = 0.05
 
@@ -45,6 +45,7 @@ class Grid:
     lines: list[list[str]]
     best: set[tuple[int, int]] = field(default_factory=set)  # line and column
     shared: list[str] = field(default_factory=list)  # figures that are the same in all lines, in words
+    words: int = 1  # columns at the left that hold words; the others hold figures
 
     @property
     def titles(self) -> list[str]:
@@ -55,7 +56,8 @@ class Grid:
         """Return some of the columns."""
         place = {column: at for at, column in enumerate(columns)}
         heads, lines = ([[line[c] for c in columns] for line in part] for part in (self.heads, self.lines))
-        return Grid(heads, lines, {(line, place[c]) for line, c in self.best if c in place}, self.shared)
+        best = {(line, place[c]) for line, c in self.best if c in place}
+        return Grid(heads, lines, best, self.shared, sum(c < self.words for c in columns))
 
 
 def conditions_of(rows: Sequence[Row]) -> list[str]:
@@ -152,7 +154,7 @@ def grid_of_settings(rows: Sequence[Row]) -> Grid | None:
         tried = f"{own['trials']}{f' ({ended})' if ended else ''}"
         costs = [write_value(name, own[name]) for name in SEARCHED]
         lines.append([row["method"], *([row["condition"]] if named else []), setting, value, tried, *costs])
-    return Grid([[*heads, *SEARCHED.values()]], lines)
+    return Grid([[*heads, *SEARCHED.values()]], lines, words=heads.index("setting") + 1)
 
 
 def write_cell(key: str, row: Row) -> str:
@@ -182,10 +184,11 @@ def write_value(name: str, value: float) -> str:
     """Write a value in the unit of its figure; a difference has a sign."""
     figure = name.partition(":")[0].removesuffix(OVER_FIRST)
     figure = figure if figure in HIGHER else figure.removeprefix(BALANCED)
+    value = round(value, DIGITS)
     sign = ("+" if value >= 0 else "-") if name.endswith(OVER_FIRST) else ""
     amount = abs(value) if sign else value
     if figure in HIGHER:
-        return f"{sign}{100 * amount:.1f}"
+        return f"{sign}{write_share(amount)}"
     if figure.startswith("bytes"):
         return f"{sign}{write_bytes(amount)}"
     if figure in ("time", "seconds", "time_to"):

@@ -47,11 +47,10 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, 
     names = conditions_of(rows)
     if not names:
         return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows), *_of_settings(rows, width, wide)])
-    marks = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05; rank: over seeds"
     text: list[str] = []
     for metric, grid in _grids(rows, marked=True):
         text += [*([""] if text else []), *in_blocks(grid, 10**6 if wide else width)]
-        text += _read(rows, marks, width, metric)
+        text += _wrapped(legend(rows, metric, grid, best="*", marked=True), width)
     for line in tested.describe() if tested else ():
         text += _wrapped(line, width)
     for name in names if wide else ():
@@ -80,35 +79,32 @@ def check_format(path: Path) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Write rows for Markdown; the best of a condition is bold. Of several metrics, each has a table."""
-    grids = _grids(rows)
-    heads = [f"{titled(metric.name)}:\n\n" if len(grids) > 1 else "" for metric, _ in grids]
-    tables = [f"{head}{markdown_grid(grid)}" for head, (_, grid) in zip(heads, grids, strict=True)]
-    if chosen := grid_of_settings(rows):
-        tables.append(f"{TUNED}:\n\n{markdown_grid(chosen)}")
-    return "\n".join(tables)
+    """Write rows for Markdown, each table with how to read it; of several metrics, each has a table."""
+    return "\n".join(f"{markdown_grid(grid)}\n{_sentence(about)}\n" for about, grid in _explained(rows))
 
 
 def markdown_grid(grid: Grid) -> str:
-    """Write a grid for Markdown."""
+    """Write a grid for Markdown; the best of a column is bold."""
     lines = [
         [_bold(cell, (at, c) in grid.best, "**{}**") for c, cell in enumerate(line)]
         for at, line in enumerate(grid.lines)
     ]
-    aligned = ["---", *["---:"] * (len(grid.titles) - 1)]
+    aligned = [*["---"] * grid.words, *["---:"] * (len(grid.titles) - grid.words)]
     said = [[cell.replace("|", "\\|") for cell in line] for line in (grid.titles, *lines)]
     table = "".join(f"| {' | '.join(line)} |\n" for line in (said[0], aligned, *said[1:]))
     return f"{table}\nThe same for all: {', '.join(grid.shared)}.\n" if grid.shared else table
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """Write rows for LaTeX with booktabs; of several metrics, each has a table."""
-    grids = _grids(rows)
-    heads = [f"% {titled(metric.name)}\n" if len(grids) > 1 else "" for metric, _ in grids]
-    tables = [f"{head}{_latex(grid)}" for head, (_, grid) in zip(heads, grids, strict=True)]
-    if chosen := grid_of_settings(rows):
-        tables.append(f"% {TUNED}\n{_latex(chosen)}")
+    """Write rows for LaTeX with booktabs, a float a table, whose caption says how to read it."""
+    tables = [_float(grid, about) for about, grid in _explained(rows)]
     return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
+
+
+def _float(grid: Grid, about: str) -> str:
+    caption = rf"\caption{{{_escaped(_sentence(about))}}}"
+    parts = (f"% {about}", r"\begin{table}", r"\centering", caption, _latex(grid), r"\end{table}")
+    return "\n".join([*parts, ""])
 
 
 def _latex(grid: Grid) -> str:
@@ -121,19 +117,17 @@ def _latex(grid: Grid) -> str:
         for at, line in enumerate(grid.lines)
     ]
     shared = [f"% the same for all: {', '.join(grid.shared)}"] if grid.shared else []
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(last) - 1)}}}"
+    begin = rf"\begin{{tabular}}{{{'l' * grid.words}{'r' * (len(last) - grid.words)}}}"
     table = [r"\toprule", *_rows(heads), r"\midrule", *_rows(lines), r"\bottomrule"]
-    return "\n".join([*shared, begin, *table, r"\end{tabular}", ""])
+    return "\n".join([*shared, begin, *table, r"\end{tabular}"])
 
 
 def html_text(rows: Sequence[Row], remarks: Sequence[str]) -> str:
-    """Write the rows as a notebook shows them: all figures or, under conditions, a table a metric."""
-    several = len(metrics_in(rows)) > 1
+    """Write the rows as a notebook shows them: the tables with how to read them, then what not to miss."""
     parts = []
-    for metric, grid in _grids(rows, marked=False):
-        parts.append(html.title(titled(metric.name)) if several and conditions_of(rows) else "")
-        parts.append(html.table(grid.titles, grid.lines, grid.best))
-        parts.append(html.notes([f"the same for all: {', '.join(grid.shared)}"] if grid.shared else []))
+    for about, grid in _explained(rows):
+        parts.append(html.table(grid.titles, grid.lines, grid.best, grid.words))
+        parts.append(html.notes([about, *([f"the same for all: {', '.join(grid.shared)}"] if grid.shared else [])]))
     return "".join([*parts, html.notes(remarks)])
 
 
@@ -188,11 +182,7 @@ def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
     kept = list(range(len(grid.titles)))
     while not wide and len(kept) > 2 and _width(grid.take(kept)) > width:
         kept.pop()
-    text = aligned(grid.take(kept))
-    if len(rows) > 1:
-        points = " in points" if metrics_in(rows)[0].name in HIGHER else ""
-        holm = ", corrected for how many there are by Holm" if len(rows) > 2 else ""
-        text += _read(rows, f"over first: paired difference{points}; p: of its permutation test{holm}", width)
+    text = [*aligned(grid.take(kept)), *_wrapped(legend(rows, metrics_in(rows)[0], grid.take(kept)), width)]
     if grid.shared:
         text += _wrapped(f"the same for all: {', '.join(grid.shared)}", width)
     if left := grid.titles[len(kept) :]:
@@ -217,24 +207,75 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
 
 
 def _of_settings(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
-    """Write what tuning chose, where rows were tuned; costs that do not fit are left to `wide` and the remarks."""
+    """Write what tuning chose, where rows were tuned; costs that do not fit are named, and left to `wide`."""
     grid = grid_of_settings(rows)
     if grid is None:
         return []
     kept = list(range(len(grid.titles)))
     while not wide and len(kept) > 2 and _width(grid.take(kept)) > width:
         kept.pop()
-    return ["", *aligned(grid.take(kept)), *_wrapped(f"{TUNED}, and what the search cost", width)]
+    left = grid.titles[len(kept) :]
+    more = _wrapped(f"more with --wide: {', '.join(left)}", width) if left else []
+    return ["", *aligned(grid.take(kept)), *_wrapped(legend_of_settings(rows), width), *more]
 
 
-def _read(rows: Sequence[Row], rest: str, width: int, metric: Metric | None = None) -> list[str]:
-    """Say how to read a table."""
-    metric = metric or metrics_in(rows)[0]
-    unit = ", less is better" if metric.lower else " in %"
-    several = any((row.get(metric.name) or {}).get("interval") for row in rows)
-    return _wrapped(
-        f"{titled(metric.name)}{unit}: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width
-    )
+def _explained(rows: Sequence[Row]) -> list[tuple[str, Grid]]:
+    """Return all tables, each with how to read it."""
+    chosen = grid_of_settings(rows)
+    tables = [(legend(rows, metric, grid), grid) for metric, grid in _grids(rows)]
+    return [*tables, *([(legend_of_settings(rows), chosen)] if chosen else [])]
+
+
+def legend(rows: Sequence[Row], metric: Metric, grid: Grid, best: str = "bold:", marked: bool = False) -> str:
+    """Say how to read a table: metric, unit, over how many seeds, what is marked."""
+    between = any((row.get(metric.name) or {}).get("interval") for row in rows)
+    head = f"{_with_unit(metric)}: mean{' [95 % interval]' if between else ''} over {_seeds(rows)}"
+    if not conditions_of(rows):
+        return "; ".join([head, *_of_columns(rows, grid)])
+    said = [head, *([f"{best} the best of a condition"] if grid.best else [])]
+    if marked and any(row.get(f"{metric.name}{OVER_FIRST}", {}).get("p_holm") is not None for row in rows):
+        said.append("+ and -: better and worse than the first, Holm's p < 0.05")
+    ranks = grid.titles[-1] == "rank"
+    return "; ".join([*said, *(["rank: mean over conditions and seeds"] if ranks else [])])
+
+
+def legend_of_settings(rows: Sequence[Row]) -> str:
+    """Say how to read what tuning chose and cost."""
+    metric = Metric.of(next(row["tuned"]["metric"] for row in rows if row.get("tuned")))
+    return f"{TUNED}; validation: {_with_unit(metric)} on those; then what the search cost; seconds are real"
+
+
+def _of_columns(rows: Sequence[Row], grid: Grid) -> list[str]:
+    """Say what stands in the columns of a table of figures beside its metric."""
+    first, *_ = (metric.name for metric in metrics_in(rows))
+    shown = set(grid.titles)
+    said = []
+    if "over first" in shown:
+        said.append(f"over first: paired difference{' in points' if first in HIGHER else ''}")
+    if "p" in shown:
+        holm = ", corrected for how many there are by Holm" if "Holm's p" in shown else ""
+        said.append(f"p: of its permutation test{holm}")
+    shares = [titled(name) for name in figures_of(rows) if name in HIGHER and name != first]
+    if others := [title for title in shares if title in shown]:
+        said.append(f"{', '.join(others)} in %{' too' if first in HIGHER else ''}")
+    clocks = {"time": "time is virtual", "seconds": "seconds are real"}
+    return said + ([", ".join(own)] if (own := [clocks[name] for name in clocks if name in shown]) else [])
+
+
+def _with_unit(metric: Metric) -> str:
+    return f"{titled(metric.name)}{', less is better' if metric.lower else ' in %'}"
+
+
+def _seeds(rows: Sequence[Row]) -> str:
+    """Say over how many seeds means are."""
+    counts = sorted({row["seeds"] for row in rows if row.get("seeds")})
+    if counts in ([], [1]):
+        return "one seed"
+    return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seeds"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -266,11 +307,15 @@ def _width(grid: Grid) -> int:
 
 def aligned(grid: Grid) -> list[str]:
     """Write a grid as plain lines."""
-    first, *widths = _widths(grid)
+    widths = _widths(grid)
     return [
-        "  ".join([line[0].ljust(first), *(c.rjust(w) for c, w in zip(line[1:], widths, strict=True))]).rstrip()
+        "  ".join(_padded(cell, widths[at], at < grid.words) for at, cell in enumerate(line)).rstrip()
         for line in (*(head for head in grid.heads if any(head)), *grid.lines)
     ]
+
+
+def _padded(cell: str, width: int, word: bool) -> str:
+    return cell.ljust(width) if word else cell.rjust(width)
 
 
 def _bold(cell: str, best: bool, how: str) -> str:
