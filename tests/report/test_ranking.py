@@ -16,7 +16,7 @@ from fedstrata.report.figures.ranks import critical_difference
 from fedstrata.report.gather import GatheredRuns, gather
 from fedstrata.report.html_tables import best_of, compared
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import draw, page
+from fedstrata.report.page import draw, make_title, page
 from fedstrata.runs.compare.friedman import friedman
 
 
@@ -169,6 +169,49 @@ def test_a_matrix_of_yes_and_no_has_no_colour_scale(tmp_path, most, bar):
     (heat,) = next(own.figure.data for own in draw(gather([run.path])) if own.name == "participation")
     assert bool(heat.showscale) == bar
     assert len(heat.colorscale) == (6 if bar else 2)
+
+
+# ---- what things are called
+
+
+def test_means_of_the_last_evaluations_say_of_how_many_they_are(tmp_path):
+    few, more, many = (finished(tmp_path / str(rounds), rounds=rounds) for rounds in (3, 4, 12))
+    for paths, said in (([few], "the last 3"), ([many], "the last ten"), ([few, more], "the last ten or fewer")):
+        titles = tables.runs(gather(paths).runs_data).titles
+        assert titles == {"accuracy_last10": f"mean of {said}", "accuracy_last10_std": f"spread of {said}"}
+    for paths, said in (([few], "<dt>mean of the last 3</dt>"), ([few, more], ">mean of the last ten or fewer</th>")):
+        summary = json.loads((few / "summary.json").read_text())
+        (few / "summary.json").write_text(json.dumps({**summary, "accuracy_last10": 0.5}))
+        text = page(gather(paths))
+        assert said in text
+        assert "accuracy last10" not in text
+    assert "accuracy_last10" in tables.runs(gather([few]).runs_data).columns, "CSV files keep the name"
+
+
+def test_a_title_names_the_file_of_own_data(tmp_path):
+    path = finished(tmp_path / "run")
+    toml = path / "experiment.toml"
+    toml.write_text(toml.read_text().replace('name = "digits"', 'name = "own"\npath = "/data/my iris.csv"'))
+    assert make_title(gather([path])) == "fedavg on my iris.csv"
+
+
+def test_pictures_of_several_partitions_are_called_after_their_conditions(tmp_path):
+    cells = {"alpha=0.1": "abc", "alpha=1": "def"}
+    for condition, fingerprint in cells.items():
+        for method in ("fedavg", "scaffold"):
+            path = finished(tmp_path / condition / method / "seed-0", method)
+            counts = json.dumps({"event": "clients", "counts": [[1, 2, 3, 4]] * 8})
+            text = (
+                (path / "events.jsonl").read_text().replace('"fingerprint": "abc"', f'"fingerprint": "{fingerprint}"')
+            )
+            (path / "events.jsonl").write_text(f"{text}{counts}\n")
+    held = [(own.name, own.title) for own in draw(gather([tmp_path])) if own.section == "federation"]
+    assert held == [
+        ("holds-alpha-0-1", "Who holds what: alpha=0.1"),
+        ("holds-alpha-1", "Who holds what: alpha=1"),
+    ]
+    alone = [own.name for own in draw(gather([tmp_path / "alpha=1"])) if own.section == "federation"]
+    assert alone == ["holds"]
 
 
 # ---- the diagram of mean ranks

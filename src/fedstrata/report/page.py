@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from fedstrata import __version__
@@ -170,7 +171,9 @@ def _has(key: str, shown: Sequence[Shown], gathered: GatheredRuns) -> bool:
 
 
 def _data(run_data: RunData) -> str:
-    name = str(run_data.asked("data", "name") or "unknown data")
+    name, path = str(run_data.asked("data", "name") or "unknown data"), str(run_data.asked("data", "path") or "")
+    if name == "own":
+        return PurePath(path).name or "own data"
     return "data from Python" if name == "given" else name
 
 

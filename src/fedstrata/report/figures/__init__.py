@@ -202,16 +202,19 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
 
 def of_federation(runs_data: Sequence[RunData]) -> Iterator[Shown]:
     """Return who holds what, once for every partition, of as many as a page can hold."""
-    for at, run_data in enumerate(list(federation.partitions(runs_data))[:PARTITIONS]):
-        if drawn := federation.holds(run_data):
-            how = (
-                "as the method found them"
-                if federation.by_cluster(run_data).found
-                else "by the label they hold most of"
-            )
-            said = f"Each label's share of a client's samples, and how many it has. Lines part clusters, {how}."
-            named = f": {run_data.condition}" if run_data.condition else f": {run_data.name}" if at else ""
-            yield Shown("federation", f"holds-{at + 1}" if at else "holds", f"Who holds what{named}", said, drawn)
+    shown = [(run_data, federation.holds(run_data)) for run_data in federation.partitions(runs_data)][:PARTITIONS]
+    taken: list[str] = []
+    for run_data, drawn in shown:
+        if drawn is None:
+            continue
+        found = federation.by_cluster(run_data).found
+        how = "as the method found them" if found else "by the label they hold most of"
+        said = f"Each label's share of a client's samples, and how many it has. Lines part clusters, {how}."
+        whose = run_data.condition or run_data.name if len(shown) > 1 else ""  # else all share it
+        taken.append(f"holds{f'-{_slug(whose)}' if whose else ''}")
+        again = f"-{taken.count(taken[-1])}" if taken.count(taken[-1]) > 1 else ""
+        title = f"Who holds what{f': {whose}' if whose else ''}"
+        yield Shown("federation", f"{taken[-1]}{again}", title, said, drawn)
 
 
 def over_conditions(tested: Friedman | None) -> Iterator[Shown]:
@@ -233,10 +236,13 @@ def under_conditions(runs_data: Sequence[RunData]) -> Iterator[Shown]:
         for run_data in own:
             run_data.group = run_data.row  # the heading names the condition
         if drawn := curves.curves(own, "accuracy"):
-            slug = "".join(c if c.isalnum() else "-" for c in condition)
             band = "Lines are means over seeds, bands reach from the least to the most." if _banded(own) else ""
             yield Shown(
-                "curves", f"accuracy-{slug}", f"Accuracy under {condition}" if condition else "Accuracy", band, drawn
+                "curves",
+                f"accuracy-{_slug(condition)}",
+                f"Accuracy under {condition}" if condition else "Accuracy",
+                band,
+                drawn,
             )
 
 
@@ -245,6 +251,11 @@ def of_one(run_data: RunData) -> Iterator[Shown]:
     for section, name, title, said, draw in OWN:
         if drawn := draw(run_data):
             yield Shown(section, name, title, said, drawn)
+
+
+def _slug(name: str) -> str:
+    """Return a name as a part of that of a file."""
+    return "".join(c if c.isalnum() else "-" for c in name)
 
 
 def _banded(runs_data: Sequence[RunData]) -> bool:
