@@ -18,7 +18,7 @@ import yaml
 from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.keys import of_server, of_site
-from fedstrata.deploy.package import Figures, PartyPackage, for_server, for_site, write_all
+from fedstrata.deploy.package import MetricsAddress, PartyPackage, for_server, for_site, write_all
 from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError
 from fedstrata.remote.credentials import Credentials
 
@@ -34,7 +34,7 @@ def unpacked(folder: Path, *packages: PartyPackage) -> None:
 
 @pytest.fixture
 def packages(made, tmp_path):
-    figures = Figures(9100)
+    figures = MetricsAddress(9100)
     unpacked(
         tmp_path,
         for_site("a", made / "sites/a", "fl.example.org:8443", DATA, figures=figures),
@@ -142,12 +142,12 @@ def test_figures_of_a_container_can_be_scraped_on_its_machine_and_nowhere_else(p
         (container,) = kubernetes(root)["containers"]
         assert 9100 in [port["containerPort"] for port in container["ports"]]
         assert "http://127.0.0.1:9100/metrics" in (root / "README.md").read_text()
-    wide = for_site("a", made / "sites/a", "h:1", DATA, figures=Figures(9100, "10.0.0.5"))
+    wide = for_site("a", made / "sites/a", "h:1", DATA, figures=MetricsAddress(9100, "10.0.0.5"))
     unpacked(tmp_path / "wide", wide)
     assert service(tmp_path / "wide/fedstrata-a")["ports"] == ["10.0.0.5:9100:9100"]
     assert "${FEDSTRATA_METRICS_HOST:-10.0.0.5}" in (tmp_path / "wide/fedstrata-a/start.sh").read_text()
     with pytest.raises(RequestError, match="--metrics-host"):
-        Figures(9100, "$(reboot)")
+        MetricsAddress(9100, "$(reboot)")
 
 
 def test_who_wants_no_figures_opens_no_port(made, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from in_process_sites import SITES, SMALL, Here, Restartable, hosts, introduce, with_keys
@@ -102,8 +103,7 @@ def test_where_the_method_cannot_take_a_newcomer_one_event_says_so(tmp_path, mor
 def test_a_newcomer_whose_data_do_not_fit_is_refused_once(tmp_path):
     made = four()
     whole = made["dresden"].load()
-    fields = {name: getattr(whole, name) for name in whole.__dataclass_fields__}
-    strange = type(whole)(**{**fields, "classes": tuple(f"x{c}" for c in whole.classes)})
+    strange = replace(whole, classes=tuple(f"x{c}" for c in whole.classes))
     made["dresden"] = Restartable("dresden", lambda: strange)
     run = train(Growing(made), tmp_path / "run")
     (refused,) = events(run, "site_refused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,16 +77,9 @@ def halved(load):
     def other():
         whole = load()
         rows = np.flatnonzero(np.isin(whole.train.y.numpy(), np.unique(whole.train.y.numpy())[:2]))
-        return only(
-            whole.__class__(**{**vars_of(whole), "train_split": Split.of([rows])}),
-            0,
-        )
+        return only(replace(whole, train_split=Split.of([rows])), 0)
 
     return other
-
-
-def vars_of(federation):
-    return {name: getattr(federation, name) for name in federation.__dataclass_fields__}
 
 
 def test_a_site_with_other_data_is_asked_again_what_it_has(tmp_path):
@@ -110,7 +104,7 @@ def test_data_that_the_run_cannot_know_are_refused_with_the_sites_name(tmp_path)
 
     def strange():
         whole = made["bonn"].load()
-        return type(whole)(**{**vars_of(whole), "classes": tuple(f"x{c}" for c in whole.classes)})
+        return replace(whole, classes=tuple(f"x{c}" for c in whole.classes))
 
     run = at(Restarting(dict(made), load=strange), tmp_path, {})
     refusals = events(run, "site_refused")

@@ -36,7 +36,7 @@ def package(
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import state
     from fedstrata.deploy.client import described
-    from fedstrata.deploy.package import Figures, for_server, for_site, sites_of, write_all
+    from fedstrata.deploy.package import MetricsAddress, for_server, for_site, sites_of, write_all
     from fedstrata.remote.policy.rules import read_policy
 
     host, port = state.address(server)
@@ -53,7 +53,7 @@ def package(
         read_policy(policy, [])
         rules = policy.read_bytes()
     at = state.join_address(host, port)
-    figures = None if metrics_port is None else Figures(metrics_port, metrics_host)
+    figures = None if metrics_port is None else MetricsAddress(metrics_port, metrics_host)
     made = [for_site(name, keys / "sites" / name, at, given, rules, figures) for name in wanted]
     if sites is None:
         made.append(for_server(keys / "server", "0.0.0.0", port, host, figures))

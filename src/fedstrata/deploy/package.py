@@ -67,7 +67,7 @@ class PartyPackage:
 
 
 @dataclass(frozen=True)
-class Figures:
+class MetricsAddress:
     """Where a party serves its figures to Prometheus."""
 
     port: int
@@ -90,7 +90,7 @@ def for_site(
     server: str,
     data: Mapping[str, Any],
     policy: bytes | None = None,
-    figures: Figures | None = None,
+    figures: MetricsAddress | None = None,
 ) -> PartyPackage:
     """Put together what a site needs; `data` is the table `[data]` of what it has."""
     own = of_site(keys, site)
@@ -113,7 +113,7 @@ def for_site(
 
 
 def for_server(
-    keys: Path, host: str, port: int, public: str | None = None, figures: Figures | None = None
+    keys: Path, host: str, port: int, public: str | None = None, figures: MetricsAddress | None = None
 ) -> PartyPackage:
     """Put together what the server needs."""
     if not keys.is_dir():  # it was brought to the server, and deleted here, as it should be
@@ -138,7 +138,9 @@ def write_all(folder: Path, packages: Sequence[PartyPackage]) -> list[Path]:
         raise RequestError(f"{folder} cannot be written: {error}") from None
 
 
-def _filled(name: str, words: Sequence[str], figures: Figures | None, port: int | None) -> dict[str, tuple[bytes, int]]:
+def _filled(
+    name: str, words: Sequence[str], figures: MetricsAddress | None, port: int | None
+) -> dict[str, tuple[bytes, int]]:
     """Fill in the templates that both kinds of packages have; `port` is the server's, None at a site."""
     words = [*words, *([] if figures is None else figures.words)]
     own, _, use = _read("site.md" if port is None else "server.md").partition("\n\n")
@@ -165,7 +167,7 @@ def _filled(name: str, words: Sequence[str], figures: Figures | None, port: int 
     return files
 
 
-def _mapped(port: int | None, figures: Figures | None) -> str:
+def _mapped(port: int | None, figures: MetricsAddress | None) -> str:
     """Return the ports of a compose file: the server's for everybody, figures where they were asked for."""
     ports = [] if port is None else [f"{port}:{port}"]
     ports += [] if figures is None else [f"{_at(figures)}:{figures.port}"]
@@ -173,14 +175,14 @@ def _mapped(port: int | None, figures: Figures | None) -> str:
     return f"    ports: {json.dumps(ports)}\n" if ports else none
 
 
-def _container_ports(port: int | None, figures: Figures | None) -> str:
+def _container_ports(port: int | None, figures: MetricsAddress | None) -> str:
     """Return the ports of a pod."""
     ports = [] if port is None else [f"{{ name: sites, containerPort: {port} }}"]
     ports += [] if figures is None else [f"{{ name: metrics, containerPort: {figures.port} }}"]
     return f"          ports: [{', '.join(ports)}]\n" if ports else ""
 
 
-def _at(figures: Figures) -> str:
+def _at(figures: MetricsAddress) -> str:
     return state.join_address(figures.host, figures.port)
 
 

@@ -22,7 +22,7 @@ Errors = dict[str, FedstrataError]  # by site
 
 
 @dataclass(frozen=True)
-class Proposal:
+class RunProposal:
     """A run, as sites are asked whether they take part."""
 
     transport: Transport

@@ -56,7 +56,7 @@ from fedstrata.remote.joining_sites import JoiningSites, closed_because
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.labels_asked import ask_labels, settle_question
 from fedstrata.remote.orders import RunControl
-from fedstrata.remote.proposal import Proposal
+from fedstrata.remote.proposal import RunProposal
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
@@ -339,7 +339,7 @@ def run_at_sites(
         **greeting(None if credentials is None else credentials.roll),
     }
     heed = (lambda: None) if control is None else control.heed_unbegun
-    proposal = Proposal(transport, sites, question, deadline, patience, note, heed, miss)
+    proposal = RunProposal(transport, sites, question, deadline, patience, note, heed, miss)
     facts = proposal.make() if before is None else before[1]
     absent = {name: why for name, why in (absent or {}).items() if name not in facts}
     for name, why in absent.items():
