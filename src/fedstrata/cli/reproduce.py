@@ -266,6 +266,7 @@ def _line(quiet: bool, named: bool = False) -> Any:
     told: dict[str, float] = {}  # when a line was last written about a run
 
     def tell(table: PaperTable, one: Wanted, event: Mapping[str, Any]) -> None:
+        from fedstrata.runs.metrics import write_share
         from fedstrata.runs.progress import Reporter
 
         if Reporter.asked_to_stop:
@@ -279,7 +280,7 @@ def _line(quiet: bool, named: bool = False) -> Any:
             print(f"{name}: round {event['round']} of {table.rounds(one)}", file=sys.stderr)
         elif kind == "finished":
             summary = event["summary"]
-            print(f"{name}: accuracy {summary['accuracy']:.4f}, {summary['seconds']:.1f} s", file=sys.stderr)
+            print(f"{name}: accuracy {write_share(summary['accuracy'])} %, {summary['seconds']:.1f} s", file=sys.stderr)
 
     return tell
 

@@ -66,7 +66,8 @@ def _as_measured(table: PaperTable, figures: list[Figure], metric: Metric) -> Gr
         setting = own.setting if first else ""
         lines.append([setting, own.method, _write(own.paper, metric), ours, seeds, ends, apart, word])
         best |= {(at, 7)} if own.verdict == HOLDS else set()
-    grid = Grid([["setting", "method", "paper", "ours", "seeds", "95 % interval", "difference", "figure"]], lines, best)
+    heads = ["setting", "method", "paper", "ours", "seeds", "95 % interval", "difference", "figure"]
+    grid = Grid([heads], lines, best, words=2)
     return grid if table.conditions != [""] else grid.take(range(1, 8))
 
 
@@ -84,7 +85,7 @@ def cost_grid_of(results: Results, name: str) -> Grid:
         [one["setting"] if one["method"] == first else "", one["method"], *(_number(one[key]) for key in columns)]
         for one in costs
     ]
-    grid = Grid([["setting", "method", *columns.values()]], lines)
+    grid = Grid([["setting", "method", *columns.values()]], lines, words=2)
     return grid if table.conditions != [""] else grid.take(range(1, 6))
 
 
