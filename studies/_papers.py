@@ -12,10 +12,10 @@ from fedstrata.reproduce.table import PAPERS, all_tables
 SEEDS = 3  # fewest of a row
 FOLDER = Path(__file__).parent.parent / "reproduce" / "results"
 SAID = """\
-Runs of the papers' tables ([papers/](papers/README.md)), by the figure of each table: whole data sets, a CNN or a
-ResNet, a hundred rounds and more. Methods with at least three seeds, the best first; what each table holds against the
-other is the paper's own method and its strongest printed baseline, so most lines have two. They do not enter the rules
-above: no table has all of the methods.
+Runs of the papers' tables ([papers/](papers/README.md)), by the figure of each table: whole data sets (P1: six of nine
+signals), a CNN or a ResNet, a hundred rounds and more. Methods with at least three seeds, the best first; what each
+table holds against the other is the paper's own method and its strongest printed baseline, so most lines have two. They
+do not enter the rules above: no table has all of the methods.
 """
 
 

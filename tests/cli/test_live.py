@@ -143,6 +143,11 @@ def test_the_live_table_compares_what_all_rows_have_finished():
     table.final.clear()
     table.value = {late.path: 0.3}
     assert ["still", "1", "2", "(30.0", "%)"] in [line.split() for line in drawn(table.table()).splitlines()]
+    (ended, goes_on) = [cell for cell in comparison.cells if cell.condition == "epochs=1"]
+    goes_on.state = "running"  # where another row has finished: its value so far is no result
+    table.value = {ended.path: 0.9, goes_on.path: 0.1}
+    lines = [line.split() for line in drawn(table.table()).splitlines()]
+    assert any(line[0] == "still" and line[-2:] == ["(10.0", "%)"] for line in lines if line)
 
 
 def test_where_less_is_better_the_lowest_leads():

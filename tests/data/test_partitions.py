@@ -1,6 +1,8 @@
 """Partitions: the oracles and properties of part D of the specification."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Positive
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.base import Labelled
@@ -314,6 +317,22 @@ def test_digits_are_embedded_and_split_by_label():
 def test_options_of_an_object_are_checked_as_those_of_a_table_are(partition, said):
     with pytest.raises(RequestError, match=re.escape(said)):
         Federation.from_arrays(np.zeros((60, 2)), np.arange(60) % 3, 3, partition=partition)
+
+
+@dataclass(frozen=True)
+class Given(DirichletClass):
+    """A partition of a user's own, with options that no table could hold."""
+
+    alpha: Positive = 0.5
+    weights: np.ndarray = field(default_factory=lambda: np.ones(3))
+    curve: Callable[[float], float] = abs
+
+
+def test_what_no_table_could_hold_is_an_object_s_own_business():
+    x, y = np.zeros((60, 2)), np.arange(60) % 3
+    assert len(Federation.from_arrays(x, y, 3, partition=Given())) == 3
+    with pytest.raises(RequestError, match=r"Given\.alpha = 0 is not valid"):
+        Federation.from_arrays(x, y, 3, partition=Given(alpha=0))
 
 
 def test_numbers_of_numpy_are_options_too():

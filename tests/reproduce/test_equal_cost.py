@@ -94,6 +94,9 @@ def test_fewer_than_six_seeds_decide_nothing(beside, tmp_path):
     kept["runs"] = [run for run in kept["runs"] if run["seed"] < 5]
     (tmp_path / "X1.json").write_text(json.dumps(kept))
     assert [one.word for one in at_equal_costs(Results(beside.table, tmp_path))] == [OPEN, OPEN]
+    (tmp_path / "X1.json").unlink()
+    alone = list(at_equal_costs(Results(beside.table, tmp_path)))
+    assert [(one.share, one.mean, one.word) for one in alone] == [(None, None, OPEN)] * 2
 
 
 @pytest.mark.parametrize(("data", "counted"), [("covtype", 1), ("digits", 0)])
@@ -109,7 +112,7 @@ def test_pages_count_the_papers_on_which_ours_is_not_behind(tmp_path, data, coun
     index = markdown_pages(judged)["README.md"]
     (line,) = [line for line in index.splitlines() if line.startswith("| X1 | fedprox |")]
     assert line.count(NOT_INFERIOR) == 3
-    assert f"was not searched on: on the tables of {counted} of 5 papers" in " ".join(index.split())
+    assert f"was not searched on: for {counted} of 5 papers" in " ".join(index.split())
 
 
 def test_a_table_that_holds_no_method_against_others_has_no_place_for_ours():
@@ -122,5 +125,11 @@ def test_ours_is_run_where_the_paper_s_own_method_has_all_seeds_and_tiny_where_t
     part = read_table(TEXT.replace("fedavg = [50.0, 60.0]", "fedavg = [50.0, nan]")).beside("feddyn")
     assert part.conditions == ["few"]
     assert len(part.wanted()) == 6
+    assert set(part.tiny.experiments) == {("few", "feddyn")}
     tiny = part.tiny.experiments["few", "feddyn"]
     assert (tiny.train.rounds, tiny.data.clients) == (1, 4)
+
+
+def test_a_reading_is_tried_as_it_reads_the_paper():
+    read = TABLE.read_as("more local work").tiny.experiments["few", "fedprox"]
+    assert (read.train.epochs, read.train.rounds, read.data.clients) == (2, 1, 4)

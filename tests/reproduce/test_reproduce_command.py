@@ -110,7 +110,7 @@ def test_some_rows_can_be_run_alone(typed, tmp_path):
 
 def test_a_table_that_was_never_run_shows_the_paper_and_what_to_type(typed):
     shown = typed("show", "X1").output
-    assert "as the paper prints it; not run yet" in shown
+    assert "not run yet; the paper's figures" in shown
     assert "fedprox  52.00  64.00" in shown
     assert "train.clients_per_round = 2" in shown
     assert "train.rounds = 2 (a choice of ours)" in shown

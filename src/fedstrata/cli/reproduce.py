@@ -107,7 +107,7 @@ def run(
         raise RequestError("--with runs beside the table as its file has it; leave --reading out")
     share = Shard.read(shard)
     tables = [_read_as(table, reading, beside) for table in _find(names)]
-    line = _line(quiet, named=len(tables) > 1)
+    line = _line(quiet, named=len(tables) > 1, tiny=quick)
     if quick:
         for table in tables if not quiet else ():
             print(f"{table.id}: {describe_tiny(table)}", file=sys.stderr)
@@ -262,7 +262,7 @@ def _announce(tables: list[Results], todo: list[list[Wanted]]) -> None:
         print(f"{sum(map(len, todo))} runs, about {in_words(total)}", file=sys.stderr)
 
 
-def _line(quiet: bool, named: bool = False) -> Any:
+def _line(quiet: bool, named: bool, tiny: bool) -> Any:
     told: dict[str, float] = {}  # when a line was last written about a run
 
     def tell(table: PaperTable, one: Wanted, event: Mapping[str, Any]) -> None:
@@ -277,7 +277,8 @@ def _line(quiet: bool, named: bool = False) -> Any:
         name = f"{table.id}, {one.name}" if named else one.name
         if kind == "round":
             told[one.name] = now
-            print(f"{name}: round {event['round']} of {table.rounds(one)}", file=sys.stderr)
+            of = "" if tiny else f" of {table.rounds(one)}"
+            print(f"{name}: round {event['round']}{of}", file=sys.stderr)
         elif kind == "finished":
             summary = event["summary"]
             print(f"{name}: accuracy {write_share(summary['accuracy'])} %, {summary['seconds']:.1f} s", file=sys.stderr)

@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
@@ -120,14 +121,36 @@ def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
 
 
 def check_object(part: Any, key: str) -> None:
-    """Check the options of a part that came as an object, as those of a table are: `key` is where it was given."""
+    """Check the options of a part that came as an object, as those of a table are: `key` is where it was given.
+
+    What no table could hold, such as an array or a function, is the part's own business.
+    """
     if not dataclasses.is_dataclass(part):
         return
-    given = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
     try:
-        validate(type(part), given, f"{key}: {type(part).__name__}")
-    except PydanticUserError:  # annotations that nobody can read, which a table could not be checked against either
+        hints = get_type_hints(type(part), include_extras=True)
+    except (NameError, TypeError):  # annotations that nobody can read: nor could a table be checked against them
         return
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if field.init and _is_plain(value):
+            with suppress(PydanticUserError):  # a type of the part's own
+                validate(hints[field.name], value, f"{key}: {type(part).__name__}.{field.name}")
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, default=_number)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _number(value: Any) -> Any:
+    """Return a number of numpy or torch as Python's own."""
+    if getattr(value, "shape", None) != ():
+        raise TypeError
+    return value.item()
 
 
 def make_part(kind: str, name: str, /, **options: Any) -> Any:
@@ -218,8 +241,8 @@ def _said(hint: Any) -> str:
 # ---- validation ------------------------------------------------------------------------------------------------
 
 
-def validate(kind: Any, value: Mapping[str, Any], key: str) -> Any:
-    """Check a table against a dataclass or pydantic model.
+def validate(kind: Any, value: Any, key: str) -> Any:
+    """Check a table against a dataclass or pydantic model, or a value against a type.
 
     Values go through JSON so that a list fits a tuple while text never passes for a number.
     """

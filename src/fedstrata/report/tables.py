@@ -63,10 +63,12 @@ def runs(runs_data: Sequence[RunData]) -> Table:
 
 def last_of(evaluations: Iterable[int]) -> str:
     """Say of how many evaluations figures of the last ones are."""
-    counts = {min(count, LAST) for count in evaluations}
+    counts = {min(count, LAST) for count in evaluations if count}
     if len(counts) > 1:
         return "the last ten or fewer"
-    return "the last ten" if LAST in counts else f"the last {counts.pop()}" if counts else "the last"
+    few = {0: "the last ones", 1: "the last one", LAST: "the last ten"}
+    count = next(iter(counts), 0)
+    return few.get(count, f"the last {count}")
 
 
 def rounds(run_data: RunData) -> Table:

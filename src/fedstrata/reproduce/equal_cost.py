@@ -24,18 +24,16 @@ class AtEqualCost:
     """Ours less the paper's own, paired over the seeds of all conditions."""
 
     price: str  # one of PRICES
-    share: float  # what ours took of what the paper's own took, in the mean
-    mean: float | None  # None where a run that is cut was not evaluated early enough
+    share: float | None  # what ours took of what the paper's own took, in the mean; None: there is no pair of runs
+    mean: float | None  # None also where a run that is cut was not evaluated early enough
     interval: tuple[float, float] | None
     word: str
 
 
 def at_equal_costs(results: Results) -> Iterator[AtEqualCost]:
-    """Compare a method that was run beside a table, by one price after the other; nothing where no pair is there."""
-    for price in PRICES:
-        pairs = list(_pairs(results))
-        if not pairs:
-            continue
+    """Compare a method that was run beside a table, by one price after the other."""
+    pairs, seeds = list(_pairs(results)), _seeds(results)
+    for price in PRICES if results.base is not None else ():
         ours, theirs, shares = list[float](), list[float](), list[float]()
         for every, own, other in pairs:
             prices = [spent(entry["costs"], price) for entry in (own, other)]
@@ -44,13 +42,13 @@ def at_equal_costs(results: Results) -> Iterator[AtEqualCost]:
             if both[0] is not None and both[1] is not None:
                 ours.append(both[0])
                 theirs.append(both[1])
-        share = sum(shares) / len(shares)
         found: dict[str, Any] = {"mean": None, "interval": None}
-        if len(ours) == len(pairs):  # a pair that is left out is not left out at random
+        if pairs and len(ours) == len(pairs):  # a pair that is left out is not left out at random
             found = difference(ours, theirs)
         ends = found["interval"]
         low_high = None if ends is None else (ends[0], ends[1])
-        yield AtEqualCost(price, share, found["mean"], low_high, beside_word(low_high, _seeds(results)))
+        share = sum(shares) / len(shares) if shares else None
+        yield AtEqualCost(price, share, found["mean"], low_high, beside_word(low_high, seeds))
 
 
 def accuracy_at(entry: Mapping[str, Any], price: str, budget: float, every: int) -> float | None:
@@ -85,7 +83,8 @@ def _pairs(results: Results) -> Iterator[tuple[int, dict[str, Any], dict[str, An
 
 def _seeds(results: Results) -> int:
     """Return the pairs of the condition that has the fewest."""
-    assert results.base is not None
+    if results.base is None:
+        return 0
     both = {(condition, seed) for condition, method, seed in results.base.runs if method == results.base.table.method}
     both &= {(condition, seed) for condition, _, seed in results.runs}
     return min(sum(at == condition for at, _ in both) for condition in results.table.conditions)

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from fedstrata.reproduce.equal_cost import PRICES, at_equal_costs
 from fedstrata.reproduce.overview import Judged
-from fedstrata.reproduce.show import contrast_so_far, was_searched, write_contrast
+from fedstrata.reproduce.show import OURS, contrast_so_far, was_searched, write_contrast
 from fedstrata.reproduce.table import PAPERS
 from fedstrata.reproduce.verdict import passes
-
-OURS = "strata"
 
 
 def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
@@ -23,7 +21,7 @@ def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
     yield "spent what the other took, and compares the mean of the last ten evaluations until then.\n"
     prices = " | ".join(f"at as many {name}" for name in PRICES.values())
     yield f"| table | against | by the table's figure | {prices} | counts |\n|---|---|---|---|---|---|"
-    won = dict.fromkeys(PAPERS, False)
+    won: dict[str, list[bool]] = {}  # by paper, of every table that counts
     for own in found:
         table, costs = own.results.table, list(at_equal_costs(own.results))
         counts = not was_searched(table)
@@ -31,6 +29,8 @@ def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
         cells += [f"{'-' if one.mean is None else write_contrast(one)}: {one.word}" for one in costs]
         against = table.base.method if table.base is not None else ""
         yield f"| {' | '.join((table.file_id, against, *cells, 'yes' if counts else 'no'))} |"
-        won[table.paper] |= counts and all(map(passes, (own.verdict.word, *(one.word for one in costs))))
-    yield "\nBetter or not inferior in all three ways, on data that it was not searched on: on the tables of"
-    yield f"{sum(won.values())} of {len(won)} papers.\n"
+        if counts:
+            words = own.verdict.word, *(one.word for one in costs)
+            won.setdefault(table.paper, []).append(all(map(passes, words)))
+    yield "\nBetter or not inferior in all three ways, on every table so far whose data it was not searched on: for"
+    yield f"{sum(map(all, won.values()))} of {len(PAPERS)} papers.\n"

@@ -79,7 +79,7 @@ def in_words(paper: str, judged: Mapping[str, Judged]) -> str:
 def _found(tables: list[Judged]) -> Iterator[str]:
     known = [own for own in tables if own.verdict.word != OPEN or (own.results.done and own.verdict.contrast.mean)]
     runs = sum(len(own.results.own_runs) for own in tables if not own.results.table.same_runs)
-    plain = [own for own in tables if not own.results.table.reading]
+    plain = [own for own in tables if not own.results.table.reading and own.results.table.base is None]
     if not runs:
         yield f"None of its {len(plain)} tables has been reproduced here yet, so all verdicts are open."
         return

@@ -9,9 +9,10 @@ from textwrap import fill
 
 from fedstrata.core.files import write_atomically
 from fedstrata.reproduce.figures import POINT, departures
-from fedstrata.reproduce.ours import OURS, beside_papers
+from fedstrata.reproduce.ours import beside_papers
 from fedstrata.reproduce.overview import Judged, in_words, oddities, of_paper
 from fedstrata.reproduce.show import (
+    OURS,
     commands,
     contrast_so_far,
     describe,
@@ -73,7 +74,8 @@ def _gains(own: Judged) -> tuple[str, str]:
 def _beside_printed(own: Judged) -> str:
     """Warn where the baselines do not come to their printed figures: the contrast is then with others."""
     apart = departures(own.results)
-    if apart is None or abs(apart[1]) < POINT:
+    table = own.results.table
+    if apart is None or abs(apart[1]) < POINT or table.metrics[table.metric].lower:
         return ""
     return f"; baselines {100 * abs(apart[1]):.2f} points {'above' if apart[1] > 0 else 'below'} the paper's"
 
@@ -117,16 +119,18 @@ def _paper(paper: str, judged: All) -> Iterator[str]:
 
 
 def _remarks(own: Judged) -> Iterator[tuple[str, list[str]]]:
-    """Return what else is to be said of a table, under headings."""
+    """Return what else is to be said of a table, under headings; of readings it is told with the table itself."""
     table = own.results.table
-    stated = [f"`{one}`" if " = " in one else one for one in table.not_stated]
-    readings = [f'"{name}"' for name in table.readings]
     if table.reading or table.base is not None:
-        return  # they are told with the table itself
-    lost = [f"`{one}`" for one in table.lost]
-    found = {"Not stated in the paper, our choice": stated, "Lost in our copy of the paper, our choice": lost}
-    found |= {"Notes": list(table.notes)}
-    found |= {"Other readings of the paper, for `--reading`": [", ".join(readings)] if readings else []}
+        return
+    stated = [f"`{one}`" if " = " in one else one for one in table.not_stated]
+    readings = ", ".join(f'"{name}"' for name in table.readings)
+    found = {
+        "Not stated in the paper, our choice": stated,
+        "Lost in our copy of the paper, our choice": [f"`{one}`" for one in table.lost],
+        "Notes": list(table.notes),
+        "Other readings of the paper, for `--reading`": [readings] if readings else [],
+    }
     yield from ((head, items) for head, items in found.items() if items)
 
 

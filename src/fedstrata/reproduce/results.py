@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -37,7 +38,8 @@ PUBLISHED = Path(__file__).parent / "published"  # those that come with an insta
 ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced_accuracy")
 MAYBE = tuple(f"{name}{end}" for name in BY_CLIENT for end in ("", f"_last{LAST}"))  # where runs measured them
 COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds", "best_accuracy_round")
-POINTS = 50  # of a curve
+POINTS = 200  # of a curve
+A_POINT = re.compile(r"\[\s+([-\d.e+]+(?:,\s+[-\d.e+]+)*)\s+\]")  # numbers alone, as json spreads them over lines
 
 Key = tuple[str, str, int]  # condition, row and seed
 
@@ -160,6 +162,7 @@ class Results:
             self._entries = {**_read(self.path), **entries}
             listed = [self._entries[key] for key in sorted(self._entries)]
             text = json.dumps(finite({"id": self.table.kept_as, "runs": listed}), indent=1)
+            text = A_POINT.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
             write_atomically(self.path, f"{text}\n".encode())
 
 
@@ -213,7 +216,9 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
 
 def methods_beside(table: PaperTable, folder: Path) -> list[str]:
     """Return the methods that were run beside a table, by what their files say."""
-    found = [json.loads(path.read_text()).get("id", "") for path in folder.glob(f"{folder_name(table.id)}-with-*.json")]
+    folders = [folder, PUBLISHED] if folder == FOLDER else [folder]
+    files = [path for own in folders for path in own.glob(f"{folder_name(table.id)}-with-*.json")]
+    found = {json.loads(path.read_text()).get("id", "") for path in files}
     return sorted(name.removeprefix(f"{table.id} with ") for name in found)
 
 

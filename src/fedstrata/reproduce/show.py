@@ -22,6 +22,7 @@ from fedstrata.runs.compare.tables import WIDTH, in_blocks
 from fedstrata.runs.metrics import Metric
 
 SHOWN = ("data.", "model.", "train.", "system.")  # sections of a file that `show` repeats
+OURS = "strata"  # the method of ours that is run beside the papers' tables
 SEARCHED = ("digits", "fashion-mnist")  # data on which the stages of strata were searched
 
 
@@ -34,7 +35,7 @@ def grids_of(results: Results) -> Iterator[tuple[str, Grid]]:
         if measured.lines:
             yield f"{name} ({unit})", measured
         if left.lines:
-            yield f"{name} ({unit}), as the paper prints it; not run yet", left
+            yield f"{name} ({unit}), not run yet; the paper's figures", left
     yield from ((f"{name} of a run; verdicts are not about it", cost_grid_of(results, name)) for name in table.costs)
 
 
@@ -43,7 +44,8 @@ def _parts(results: Results, name: str) -> tuple[Grid, Grid]:
     table, metric = results.table, results.table.metrics[name]
     figures = figures_of(results, name)
     known = {own.method for own in figures if own.mean is not None}
-    rows = [row for row in table.rows if row not in known and not table.reading]  # readings run a contrast alone
+    whole = not table.reading and table.base is None  # readings run a contrast alone, and ours is not printed
+    rows = [row for row in table.rows if whole and row not in known]
     measured = [own for own in figures if own.method in known and (own.mean is not None or own.paper is not None)]
     return _as_measured(table, measured, metric), _as_printed(table, rows, figures, metric)
 
@@ -100,8 +102,8 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     against = ", ".join(dict.fromkeys(b for c in table.conditions if (b := table.baseline(c)) is not None))
     named = f"{table.method} less {against if table.base else f'the strongest printed baseline ({against})'}"
     printed = "" if contrast.claimed is None else f"the paper prints {write_gain(contrast.claimed)}"
-    printed += f", {told}" if (told := _there(contrast)) else ""
-    printed += "" if (contrast.claimed or 1.0) > 0 else ", which is no gain either"
+    printed += ", which is no gain" if contrast.claimed is not None and contrast.claimed <= 0 else ""
+    printed += f", {told}" if (told := _claimed_there(contrast)) else ""
     if contrast.mean is not None:
         p = "" if contrast.p is None else f"p = {contrast.p:.2g}"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
@@ -120,7 +122,7 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     return said
 
 
-def _there(contrast: Contrast) -> str:
+def _claimed_there(contrast: Contrast) -> str:
     """Say what is claimed under the conditions that have runs, where others have none yet."""
     some, every = contrast.conditions
     if not 0 < some < every or contrast.claimed_there is None:
@@ -188,7 +190,8 @@ def _costs(results: Results) -> list[str]:
     table = results.table
     if table.base is None:
         return []
-    said = [_at_equal_cost(found, table.method, table.base.method) for found in at_equal_costs(results)]
+    known = [found for found in at_equal_costs(results) if found.share is not None]
+    said = [_at_equal_cost(found, table.method, table.base.method) for found in known]
     if was_searched(table):
         said.append(f"{table.method} was searched on {' and '.join(table.data)}: this does not count")
     return said
@@ -197,13 +200,13 @@ def _costs(results: Results) -> list[str]:
 def _at_equal_cost(found: AtEqualCost, ours: str, theirs: str) -> str:
     took = f"{ours} took {found.share:.2f} times the {PRICES[found.price]} of {theirs}"
     if found.mean is None:
-        return f"{took}, which was not evaluated early enough to compare them at as many"
+        return f"{took}; the one that took more was not evaluated early enough to compare them at as many"
     return f"{took}; at as many: {write_contrast(found)} in the mean of the last ten evaluations, {found.word}"
 
 
 def was_searched(table: PaperTable) -> bool:
     """Say whether a method was searched on the data of a table, which then do not count."""
-    return table.method == "strata" and set(table.data) <= set(SEARCHED)
+    return table.method == OURS and set(table.data) <= set(SEARCHED)
 
 
 def state_of(results: Results) -> str:
@@ -230,7 +233,7 @@ def contrast_so_far(results: Results, contrast: Contrast) -> str:
     wanted = sum(map(results.table.primary, results.table.wanted()))
     there = wanted - sum(map(results.table.primary, results.missing()))
     said = f"{write_contrast(contrast)}{'' if there == wanted else f', {there} of {wanted} runs'}"
-    return f"{said}; the paper has {told}" if (told := _there(contrast)) else said
+    return f"{said}; the paper has {told}" if (told := _claimed_there(contrast)) else said
 
 
 def write_contrast(found: Contrast | AtEqualCost) -> str:

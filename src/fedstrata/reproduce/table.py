@@ -153,7 +153,9 @@ class PaperTable:
     @cached_property
     def tiny(self) -> Design:
         """The same in two rounds on small data: to see that it runs."""
-        return self._design(*lay_over(self.experiment, self.quick))
+        source, request = lay_over(self.experiment, _both(_settings_of(self._read), self.quick))
+        named = self.only or [one.name for one in request.conditions]
+        return self._design(source, replace(request, conditions=[c for c in request.conditions if c.name in named]))
 
     def _design(self, source: dict[str, Any], request: ComparisonRequest) -> Design:
         if request.tune:
@@ -324,6 +326,15 @@ class PaperTable:
 def _settings_of(reading: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a reading changes in experiments; `compare` says how to look at them."""
     return {section: own for section, own in reading.items() if section != "compare"}
+
+
+def _both(reading: Mapping[str, Any], quick: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings to lay over a file: a reading's, and over them those that make it tiny, on data of their own."""
+    merged = {**reading, **quick}
+    for section in reading.keys() & quick.keys():
+        if "name" not in quick[section]:
+            merged[section] = {**reading[section], **quick[section]}
+    return merged
 
 
 def _runs_of(reading: Mapping[str, Any]) -> dict[str, Any]:

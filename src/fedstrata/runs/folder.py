@@ -91,7 +91,7 @@ class Run(Predictor):
         kept = ("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "rounds", "client_updates", "seconds")
         shown = {key: value for key in kept if (value := done.get(key)) is not None} | {"stopped": done["stopped"]}
         said = {key: f"{write_share(value)} %" if key in HIGHER else value for key, value in shown.items()}
-        said["seconds"] = f"{done['seconds']:.4g}"
+        said["seconds"] = f"{done['seconds']:.1f}"
         name = html.title(f"{done.get('name', done['method'])}: {self.path}")
         return f"{name}{html.curve(self.curve('accuracy'))}{html.facts(said)}{html.notes(done['remarks'])}"
 

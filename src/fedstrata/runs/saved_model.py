@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +50,8 @@ class SavedModel:
         if not file.is_file():
             why = "it is no run folder" if path.is_dir() else "there is no such file"
             if (path / "experiment.toml").exists():
-                why = f"its run is not finished; if it was interrupted, `fedstrata run --resume {path}` goes on with it"
+                command = f"fedstrata run --resume {shlex.quote(str(path))}"
+                why = f"its run is not finished; if it was interrupted, `{command}` goes on with it"
             below = [found for depth in ("*", "*/*", "*/*/*") for found in sorted(path.glob(f"{depth}/{file.name}"))]
             if below:  # a folder of runs, or a comparison
                 why = f"name one of the runs below it, such as {below[0].parent}"

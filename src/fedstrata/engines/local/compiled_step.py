@@ -78,8 +78,8 @@ class Compiler:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._mark.touch()
                 return run
-            how = compared.wrong or f"by {self.apart:.1e} of what it changes"
-            why = f"compiled, the step differs from the plain one: {how}"
+            how = f": {compared.wrong}" if compared.wrong else f" by {self.apart:.1e} of what it changes"
+            why = f"compiled, the step differs from the plain one{how}"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler may fail in any way

@@ -128,18 +128,18 @@ class GpuPool(InProcessPool):
             try:
                 return self._work(tasks, client_states)
             except torch.OutOfMemoryError as error:
-                half = len(self._workers)
+                kept = len(self._workers)
                 if self.evict is not None and self.evict():
                     self._give_up("what clients keep goes to the host's memory: the device ran out of memory")
-                elif half == 1:
+                elif kept == 1:
                     raise FedstrataError(
                         f"the GPU has too little memory even for one worker: {error}; use a smaller train.batch_size "
                         'or model, or engine.device = "cpu". The last checkpoint is safe'
                     ) from None
                 else:
-                    half //= 2
-                    self._give_up(f"{half} workers instead of {len(self._workers)}: the device ran out of memory")
-            del self._workers[half:], self._streams[half:]
+                    kept //= 2
+                    self._give_up(f"{kept} workers instead of {len(self._workers)}: the device ran out of memory")
+            del self._workers[kept:], self._streams[kept:]
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 

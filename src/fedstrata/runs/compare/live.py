@@ -259,7 +259,8 @@ class LiveTable(Watcher):
     def _mean(self, cells: Sequence[Cell], shared: set[tuple[str, int]]) -> str:
         """Return the mean of what all rows have finished; in brackets one that cannot be compared with others."""
         known = [cell for cell in cells if cell.path in self.value]
-        done = [self.value[cell.path] for cell in known if (cell.condition, cell.seed) in shared]
+        ended = [cell for cell in known if cell.state == "finished" and (cell.condition, cell.seed) in shared]
+        done = [self.value[cell.path] for cell in ended]
         now = done or [self.value[cell.path] for cell in known]
         mean = written(self.metric, sum(now) / len(now)) if now else ""
         return mean if done or not now else f"({mean})"
