@@ -16,6 +16,10 @@ from interpreters import ADDRESS, ready
 
 from fedstrata.cli import main
 
+for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background jobs ignore them, and so would what tests start
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
 hypothesis.settings.register_profile("patient", deadline=None)  # a busy machine is no reason to fail
 hypothesis.settings.load_profile("patient")
 
