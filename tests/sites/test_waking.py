@@ -19,10 +19,10 @@ def test_a_site_that_rests_wakes_up_when_a_run_is_submitted_and_rests_again_when
     begin = max(i for i, event in enumerate(events(log)) if event == "site_started")
     wait_for(lambda: "process_rests" in events(log)[begin:])
     awake = len(events(log))
-    hand_in(federation.there, {**BLANK, "out": str(tmp_path / "none")})  # it ends before it looks for sites
+    run = submit_nothing(federation, tmp_path)
     wait_for(lambda: "process_started" in events(log)[awake:])
     wait_for(lambda: "process_rests" in events(log)[awake:])
-    assert "run config experiment" in (tmp_path / "none" / "failed.json").read_text()
+    assert "run config experiment" in (run / "failed.json").read_text()
     assert "run_admitted" not in events(log)[awake:]
     restart(federation)
 
@@ -34,10 +34,18 @@ def test_a_site_that_does_not_rest_yet_reads_data_that_changed_again_when_a_run_
     log = federation.folder / "state/site-a/log.jsonl"
     before = len(events(log))
     file.write_text("x,label\n" + "1.5,yes\n2.5,no\n" * 19)
-    hand_in(federation.there, {**BLANK, "out": str(tmp_path / "none")})
+    submit_nothing(federation, tmp_path)
     wait_for(lambda: "data_changed" in events(log)[before:])
     wait_for(lambda: "process_started" in events(log)[before:])
     restart(federation)
+
+
+def submit_nothing(federation, folder):
+    """Submit a run without an experiment, which ends before it looks for sites; return its folder."""
+    run = folder / "run"
+    run.mkdir()  # as deploy run makes it
+    hand_in(federation.there, {**BLANK, "out": str(run)})
+    return run
 
 
 def restart(federation, *changes):
