@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedstrata.config.experiment import Differential, Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Differential, Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log
 from fedstrata.core.errors import RequestError

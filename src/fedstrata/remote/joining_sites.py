@@ -12,7 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Privacy
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Combiner, Selector

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Privacy
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.plan import Plan
 from fedstrata.privacy.labels.kept import kept_beside

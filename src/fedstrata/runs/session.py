@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from fedstrata.config.build import build_plan, initial_model
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log, expect_engine
 from fedstrata.core.errors import RequestError
