@@ -40,7 +40,7 @@ from fedstrata.remote.checks import check_report, read_all_reduce
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import build_reply, build_request, read_reply, read_values, to_json, within
 from fedstrata.remote.site_registry import recorded
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.source import only
 from fedstrata.report.gather import gather
 from fedstrata.report.page import page
@@ -66,7 +66,7 @@ def _messages() -> Iterator[Reader]:
     session = build_session(experiment, federation)
     plan, model = session.plan, session.initial_state().model
     own = only(federation, 1)
-    site = Host("a", lambda: own)
+    site = SiteServer("a", lambda: own)
     about = {"run": "r", "client": 0, "sites": ["a"], "classes": list(federation.classes), "speed": 1.0}
     begin = build_request("begin", to_json(about), to_json(experiment.dump()))
     task = Task(0, 0, 0, down=model.wire())

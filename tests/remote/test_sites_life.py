@@ -21,7 +21,7 @@ from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, giv
 from fedstrata.remote.protocol import build_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.source import only, source
 from fedstrata.runs.folder import Run
 
@@ -263,7 +263,7 @@ def test_a_resumed_run_goes_on_at_its_own_sites(tmp_path):
     made = sites({})
     with pytest.raises(KeyboardInterrupt):
         at(Here(made), tmp_path, {}, watch=stop)
-    made["amsterdam"] = Host("amsterdam", made["bonn"].load)  # another one came; it would be the first by name
+    made["amsterdam"] = SiteServer("amsterdam", made["bonn"].load)  # another one came; it would be the first by name
 
     class Closed(Here):
         def reachable(self):  # and cannot be had for this run

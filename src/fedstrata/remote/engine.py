@@ -38,9 +38,8 @@ from fedstrata.remote.checks import check_report, expected, model_of, read_all_r
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.kept_sums import KeptSum, KeptSums
 from fedstrata.remote.masked_all_reduce import invite_sites
-from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.protocol import MET, build_request, to_json
 from fedstrata.remote.site_registry import SiteNames, SiteRegistry, by_client
-from fedstrata.remote.site_server import MET
 
 Note = Callable[..., None]
 MOST_ALL_REDUCES = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
