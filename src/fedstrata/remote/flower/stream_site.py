@@ -31,8 +31,8 @@ Outbox = SimpleQueue[Parcel | None]  # None: nothing more comes
 class StreamSite:
     """Follows one invitation."""
 
-    def __init__(self, invitation: Invitation, answer: Answer, longest: int = LONGEST):
-        self._invitation, self._answer, self._longest = invitation, answer, longest
+    def __init__(self, invitation: Invitation, answer: Answer):
+        self._invitation, self._answer = invitation, answer
         self._secret = secrets.token_hex(32)
         self._todo: SimpleQueue[Parcel | Exception | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class StreamSite:
             call = join(_frames(outbox), metadata=tuple((f"fedstrata-{name}", value) for name, value in about.items()))
             heard, ended, why = False, False, "the server closed it"
             try:
-                for parcel in parcels(call, FROM_SERVER, lambda _: self._longest):
+                for parcel in parcels(call, FROM_SERVER, lambda _: LONGEST):
                     heard = True
                     if parcel.kind is Kind.END:
                         ended = True

@@ -42,11 +42,9 @@ UNITS = {
 SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
 
 
-def curves(
-    runs_data: Sequence[RunData], metric: str = "accuracy", against: str = "rounds", title: str = ""
-) -> go.Figure | None:
+def curves(runs_data: Sequence[RunData], metric: str = "accuracy", against: str = "rounds") -> go.Figure | None:
     """Draw a metric of several runs; runs of one group become their mean, with a band from the least to the most."""
-    drawn = _empty(against, metric, title or METRICS.get(metric, metric))
+    drawn = _empty(against, metric, METRICS.get(metric, metric))
     groups = grouped(runs_data)
     lines = len(groups) * (3 if len(groups) < len(runs_data) else 1)
     most = max(2, min(POINTS, ALL_POINTS // max(lines, 1)))
