@@ -154,6 +154,7 @@ def begin():
         job.terms,
         b"dev-insecure",
         b".",
+        b"0",
     )
 
 
@@ -169,6 +170,15 @@ def test_an_error_inside_ends_the_service_and_tells_only_its_kind(monkeypatch):
     code, answers = served(monkeypatch, begin(), (b"tell me", b"a secret"), begin())
     assert code == 1
     assert answers == [(b"done", b""), (b"failed", b"ValueError")]
+
+
+def test_the_service_asks_for_reports_at_the_level_that_parties_insist_on(monkeypatch):
+    told, levels = [], []
+    Enclave(parties_of(np.ones((3, 2), dtype=int))[0], replace(OPEN, vmpl=2), told.append).close()
+    fields = [b"sev-snp" if field == b"dev-insecure" else field for field in split(told[0])]
+    monkeypatch.setattr(sev_snp, "attester", lambda _, vmpl: levels.append(vmpl))
+    assert served(monkeypatch, fields) == (0, [(b"done", b"")])
+    assert levels == [2]
 
 
 @pytest.mark.extended

@@ -86,7 +86,8 @@ class Enclave:
         self._heard = heard
         self.asked: list[Request] = []
         keys = join([job.key_directory.server, *job.key_directory.clients])
-        told = [job.id, keys, job.terms, setting.attestation.encode(), setting.certificates.encode()]
+        how = setting.attestation.encode(), setting.certificates.encode(), b"%d" % setting.vmpl
+        told = [job.id, keys, job.terms, *how]
         try:
             self._exchange(b"begin", *told)
         except BaseException:
@@ -215,7 +216,7 @@ def check_host(setting: Setting, note: Callable[..., Any]) -> None:
     if setting.attestation == dev_insecure.KIND:
         dev_insecure.permit(setting.allow_insecure, note)
     else:
-        sev_snp.attester(Path(setting.certificates))
+        sev_snp.attester(Path(setting.certificates), setting.vmpl)
 
 
 def _holders(federation: Federation) -> np.ndarray:

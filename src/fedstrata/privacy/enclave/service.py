@@ -189,11 +189,11 @@ def main(socket: int) -> int:
         return 0
 
 
-def _begun(job: bytes, keys: bytes, terms: bytes, attestation: bytes, certificates: bytes) -> Service:
+def _begun(job: bytes, keys: bytes, terms: bytes, attestation: bytes, certificates: bytes, vmpl: bytes) -> Service:
     server, *clients = split(keys)
     attest: Attester
     if attestation.decode() == sev_snp.KIND:
-        attest = sev_snp.attester(Path(certificates.decode()))
+        attest = sev_snp.attester(Path(certificates.decode()), int(vmpl))
     else:
         attest = dev_insecure.attest
     return Service(Job(job, KeyDirectory(server, tuple(clients)), terms), attest)
