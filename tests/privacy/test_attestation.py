@@ -12,12 +12,13 @@ from enclave_parties import flipped
 from packs import PACKS
 
 from fedstrata import RequestError
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.rng import Streams
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import der, dev_insecure, sev_snp
 from fedstrata.privacy.enclave.attestation import Evidence, Policy, Tcb
 from fedstrata.privacy.enclave.dev_insecure import DevInsecure, InsecureWarning
-from fedstrata.privacy.enclave.launch import Setting, start
+from fedstrata.privacy.enclave.launch import start
 from fedstrata.privacy.enclave.sev_snp import SevSnp
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.testing import tiny_federation
@@ -211,7 +212,7 @@ def test_software_attestation_is_refused_unless_it_is_allowed():
     with pytest.raises(RefusedError, match="no secrecy"):
         DevInsecure().verify(evidence, bytes(64), policy)
     with pytest.raises(RequestError, match="allow_insecure"):
-        start(Flips(), tiny_federation(), Streams(0), Setting("dev-insecure"), 9)
+        start(Flips(), tiny_federation(), Streams(0), EnclaveChoice(attestation="dev-insecure"), 9)
     DevInsecure(True).verify(evidence, bytes(64), policy)
 
 

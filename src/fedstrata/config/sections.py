@@ -212,12 +212,12 @@ class EnclaveChoice(Section):
     """What parties insist on before they tell an enclave anything."""
 
     attestation: Literal["dev-insecure", "sev-snp"] = "sev-snp"
-    allow_insecure: bool = False
-    measurement: str | None = None
-    minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)
-    vmpl: Natural = 0
-    certificates: LocalPath = "."
-    noise: Fraction = 0.0
+    allow_insecure: bool = False  # must be said where the attestation is only software
+    measurement: str | None = None  # of the guest, 96 hexadecimal digits
+    minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)  # boot loader, TEE, SNP, microcode
+    vmpl: Natural = 0  # privilege level inside the guest at which its report is asked for
+    certificates: LocalPath = "."  # folder with vcek.der, ask.der and ark.der, inside the guest
+    noise: Fraction = 0.0  # chance that a pick is exchanged for another client
 
 
 class Privacy(Section):

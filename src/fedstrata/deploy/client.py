@@ -147,12 +147,12 @@ def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
             f"{strange[0]} cannot be set: a site only says what data it has (data.*, train.seed) and which enclave it "
             "trusts (privacy.enclave.*)"
         )
-    from fedstrata.privacy.enclave.launch import Setting  # noqa: PLC0415 - torch
+    from fedstrata.privacy.enclave.launch import trusted_policy  # noqa: PLC0415 - torch
 
     experiment = _described(data, overrides)
-    pinned = Setting(**experiment.privacy.enclave.model_dump())
+    pinned = experiment.privacy.enclave
     if pinned.measurement is not None or pinned.attestation == "dev-insecure":
-        _ = pinned.policy  # which says what is wrong with it
+        trusted_policy(pinned)  # which says what is wrong with it
     return experiment
 
 

@@ -286,15 +286,14 @@ def _blur_histograms(epsilon: float, now: Setup) -> None:
 
 def _enter_enclave(experiment: Experiment, now: Setup) -> None:
     """Let FLIPS cluster and select in a service of its own, where the test set lies too."""
-    from fedstrata.privacy.enclave.launch import Setting, start  # noqa: PLC0415
+    from fedstrata.privacy.enclave.launch import start  # noqa: PLC0415
     from fedstrata.privacy.enclave.policy import Scoring  # noqa: PLC0415
 
     plan, federation = now.plan, now.federation
     assert isinstance(plan.selector, Flips)
-    setting = Setting(**experiment.privacy.enclave.model_dump())
     scoring = Scoring.of(experiment, federation, plan.local.head)
     every = experiment.train.evaluate.every
-    how = setting, plan.rounds
+    how = experiment.privacy.enclave, plan.rounds
     started = start(plan.selector, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
     select_inside(now, started)
     now.evaluator = _in_own_order(started.evaluator, federation.codes)

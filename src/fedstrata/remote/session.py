@@ -25,7 +25,6 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.formats.tabular import some
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
@@ -161,14 +160,14 @@ class SiteClients:
         if privacy.clustering == "masked":
             clustered(setup, clustered_at(self._asking.heard, keys, names, places, flips, classes))
             return
-        plan, setting = setup.plan, Setting(**privacy.enclave.model_dump())
-        terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, setting.noise)
+        plan, enclave = setup.plan, privacy.enclave
+        terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, enclave.noise)
         if self.resumed:  # sites that were restarted meanwhile do not know the run
             registry = self.site_registry
             _, wrong = ask_facts(registry.transport, names, registry.question, registry.deadline)
             for name, error in wrong.items():
                 raise RequestError(f"site {name}: {error}")
-        select_inside(setup, start_at_sites(self._asking.all_heard, keys, names, places, terms, setting, setup.note))
+        select_inside(setup, start_at_sites(self._asking.all_heard, keys, names, places, terms, enclave, setup.note))
 
     def with_real_clock(self, plan: Plan) -> Plan:
         """Return the plan with time as the clock says it."""

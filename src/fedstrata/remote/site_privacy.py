@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.index import Split
@@ -33,7 +34,6 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label, fold_label, refuse_spellings
 from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.clustering import ClusterMember
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.enclave.service import SECRET
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
@@ -66,7 +66,7 @@ class SitePrivacy:
         load: Callable[[], Federation],
         credentials: Credentials | None,
         gate: PolicyGate | None = None,
-        trusted: Setting | None = None,  # the enclave
+        trusted: EnclaveChoice | None = None,  # the enclave
         folder: Path | None = None,  # where it remembers
     ):
         self.name, self._load, self._credentials = name, load, credentials

@@ -21,6 +21,7 @@ from fedstrata.client.site_client import Site, StatelessError, Versions
 from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_plan, count_parameters
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core import origin
 from fedstrata.core.batch_norm import By
 from fedstrata.core.errors import RequestError
@@ -33,7 +34,6 @@ from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
 from fedstrata.core.wire import pack_report, unpack, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
@@ -101,7 +101,7 @@ class SiteServer:
         credentials: Credentials | None = None,
         folder: Path | None = None,
         policy: SitePolicy | None = None,
-        trusted: Setting | None = None,
+        trusted: EnclaveChoice | None = None,
     ):
         self.name, self._load, self._folder, self._gate = name, load, folder, PolicyGate(policy, folder)
         self._guard = SitePrivacy(name, load, credentials, self._gate, trusted, folder)
