@@ -25,7 +25,6 @@ from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core import origin
 from fedstrata.core.batch_norm import By
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import disk_is_full
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, fast_replace
 from fedstrata.core.plain_text import plain_text
@@ -68,6 +67,7 @@ from fedstrata.remote.running_task import RunningTask
 from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.remote.site_session import SiteSession
+from fedstrata.remote.transport import hide_error
 from fedstrata.server.evaluator import answers
 
 LOG = logging.getLogger(__name__)
@@ -75,15 +75,6 @@ OPENING = ("introduce", "begin")  # requests that tell of a run; all others belo
 TOLD = (SiteError, RefusedError, StatelessError)  # errors whose words were written for others to read
 WORDS = 200  # characters of a refusal that the audit log keeps
 SUMMED = frozenset({"train", "gradient"})  # tasks whose updates are summed, as all drivers here name them
-
-
-def _told_of(error: Exception) -> SiteError:
-    """Log an error that was not written for others, and say of it what others may know."""
-    if disk_is_full(error):
-        LOG.error("a request failed: the disk is full: %s", error)
-        return SiteError("its disk is full")
-    LOG.error("a request failed", exc_info=error)
-    return SiteError(f"{type(error).__name__} (the site's own log says where)")
 
 
 class SiteServer:
@@ -140,7 +131,7 @@ class SiteServer:
             except TOLD as error:
                 reply = self._refused(error)
             except Exception as error:
-                reply = self._refused(_told_of(error))
+                reply = self._refused(hide_error(error))
             try:
                 self._gate.leaves(self._about.pop("kind"), reply, self._about)
             except OSError as error:

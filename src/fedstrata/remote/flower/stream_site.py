@@ -18,7 +18,7 @@ import grpc  # type: ignore[import-untyped]
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.framing import ALIVE, FROM_SERVER, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import Invitation
-from fedstrata.remote.transport import LONGEST, Answer, Failure, attempted
+from fedstrata.remote.transport import LONGEST, Answer, Failure, attempt
 
 PAUSE = 0.2  # seconds before the next attempt to connect
 BACKOFF = tuple(
@@ -52,7 +52,7 @@ class StreamSite:
         try:
             while isinstance(request := self._todo.get(), Parcel):
                 if request.number > self._forgotten:
-                    self._send(request.number, attempted(self._answer, request.body, Failure.of))
+                    self._send(request.number, attempt(self._answer, request.body))
                     answered += 1
         finally:
             self._over.set()
