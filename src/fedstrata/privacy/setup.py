@@ -249,9 +249,9 @@ def _as_before(
     masked: MaskedLabels, init: str, keys: Mapping[int, bytes]
 ) -> tuple[MaskedLabels, list[dict[Label, int]]]:
     """Take up the placeholders of the run that a model comes from; gives also all labels that each client knows."""
-    from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, kept_beside, take_up  # noqa: PLC0415
+    from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, read_kept, take_up  # noqa: PLC0415
 
-    event = kept_beside(init)
+    event = read_kept(init)
     if "clients" not in event:
         raise RequestError(f'model.init = "{init}": real sites trained it, and only they can go on with it')
     sealed = dict(zip(event["clients"], event["sealed"], strict=True))
@@ -339,10 +339,10 @@ def _cluster_in_secret(now: Setup) -> None:
     found = masked_k_means(
         members, server, key_directory, job, all_reduce.sum, plan.selector.clusters, plan.selector.elbow
     )
-    clustered(now, found)
+    take_clusters(now, found)
 
 
-def clustered(now: Setup, found: PrivateClusters) -> None:
+def take_clusters(now: Setup, found: PrivateClusters) -> None:
     """Tell the server which cluster each client is in, and no label counts."""
     now.client_info = replace(
         now.client_info,

@@ -46,7 +46,7 @@ from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.enclave import CONFIRM, SUBMIT, EnclaveParty
-from fedstrata.remote.introduction import aligned
+from fedstrata.remote.introduction import align_classes
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
 from fedstrata.remote.roll import FILE, RollError
@@ -167,7 +167,7 @@ class SitePrivacy:
     def own(self, told: Mapping[str, Any]) -> Federation:
         """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
-            return aligned(self._load(), told["classes"])
+            return align_classes(self._load(), told["classes"])
         known = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
         _refuse_other_spellings(known, told.get("names", ()))
         return _placed(self._load(), known)

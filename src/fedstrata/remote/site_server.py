@@ -45,7 +45,7 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.counts_asked import check_introduction, check_request
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import Introduction, aligned
+from fedstrata.remote.introduction import Introduction, align_classes
 from fedstrata.remote.ledger import Ledger
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.rules import SitePolicy
@@ -170,7 +170,7 @@ class SiteServer:
         experiment = self._gate.admit(self._run_of(told), told.get("experiment"))
         privacy = experiment.privacy
         self._check_size(experiment, self._load())
-        federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
+        federation = self._load() if told.get("classes") is None else align_classes(self._load(), told["classes"])
         counts = None
         if check_introduction(told.get("needs", []), experiment):
             counts = self._guard.counts(federation, privacy.histogram_epsilon)
