@@ -22,6 +22,7 @@ from sklearn.cluster import AgglomerativeClustering, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from benchmarks._rows import row
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
@@ -31,7 +32,7 @@ from fedstrata.privacy.enclave import dev_insecure
 from fedstrata.privacy.enclave.attestation import Policy
 from fedstrata.privacy.enclave.channel import Job, Party
 from fedstrata.privacy.enclave.dev_insecure import DevInsecure, InsecureWarning
-from fedstrata.privacy.enclave.launch import Enclave, Setting, tell
+from fedstrata.privacy.enclave.launch import Enclave, tell
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.enclave.requests import Request
 from fedstrata.privacy.enclave.service import SECRET, Service, distribution
@@ -41,7 +42,7 @@ from fedstrata.server.metrics import label_divergence
 
 LABELS, WATCHED, GROUPS, K = 10, 100, 10, 10
 PAPER = 105.4 / 100.5  # clustering inside over outside, FLIPS section 5.1
-SETTING = Setting("dev-insecure", allow_insecure=True)
+SETTING = EnclaveChoice(attestation="dev-insecure", allow_insecure=True)
 
 
 @dataclass(frozen=True)

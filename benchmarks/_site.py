@@ -10,7 +10,7 @@ import numpy as np
 from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.remote.flower.joining import with_stream
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.site_socket import serve
 
 ECHO = b"echo"
@@ -30,10 +30,10 @@ def noise(seed: int) -> Federation:
 def main(name: str, socket: str, seed: str) -> None:
     """Serve until ended."""
     federation = noise(int(seed))
-    host = Host(name, lambda: federation)
+    site = SiteServer(name, lambda: federation)
 
     def answer(request: bytes) -> bytes:
-        return request if request.startswith(ECHO) else host.answer(request)
+        return request if request.startswith(ECHO) else site.answer(request)
 
     serve(with_stream(answer), Path(socket))
 

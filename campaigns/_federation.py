@@ -13,7 +13,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.privacy.frames import split
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.source import only
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
@@ -29,24 +29,26 @@ SMALL = {
 }
 
 
-def make_hosts(federation: Federation, names: Sequence[str], keys: Path | None, folder: Path | None) -> dict[str, Host]:
+def make_hosts(
+    federation: Federation, names: Sequence[str], keys: Path | None, folder: Path | None
+) -> dict[str, SiteServer]:
     """Return sites that hold a client's samples each."""
 
-    def make(number: int, name: str) -> Host:
+    def make(number: int, name: str) -> SiteServer:
         own = only(federation, number)
         credentials = None if keys is None else Credentials.load(keys / "sites" / name)
-        return Host(name, lambda: own, credentials, None if folder is None else folder / name)
+        return SiteServer(name, lambda: own, credentials, None if folder is None else folder / name)
 
     return {name: make(number, name) for number, name in enumerate(names)}
 
 
-class Direct:
-    """Carries requests to sites in this process, and notes on the disk what each gave for which step."""
+class Here:
+    """Sites in this process: all that a transport says of who is there. How they are asked, others say."""
 
     longest = 1 << 31
 
-    def __init__(self, hosts: Mapping[str, Host], given: Path | None = None):
-        self._hosts, self._given, self._steps = hosts, given, dict[str, tuple[int, int]]()
+    def __init__(self, hosts: Mapping[str, Any]):
+        self._hosts = hosts
 
     def names(self) -> list[str]:
         """Return all of them."""
@@ -62,6 +64,17 @@ class Direct:
     def awaited(self) -> list[str]:
         """Return nobody."""
         return []
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Direct(Here):
+    """Carries requests to sites in this process, and notes on the disk what each gave for which step."""
+
+    def __init__(self, hosts: Mapping[str, SiteServer], given: Path | None = None):
+        super().__init__(hosts)
+        self._given, self._steps = given, dict[str, tuple[int, int]]()
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
@@ -85,9 +98,6 @@ class Direct:
         with self._given.open("ab") as file:
             file.write(b"%s %s %d %d\n" % (what, name.encode(), *self._steps[name]))
             os.fsync(file.fileno())
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def begin_or_resume(

@@ -39,8 +39,8 @@ from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.remote.checks import check_report, read_all_reduce
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import build_reply, build_request, read_reply, read_values, to_json, within
-from fedstrata.remote.site_registry import recorded
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_registry import read_sites
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.source import only
 from fedstrata.report.gather import gather
 from fedstrata.report.page import page
@@ -66,7 +66,7 @@ def _messages() -> Iterator[Reader]:
     session = build_session(experiment, federation)
     plan, model = session.plan, session.initial_state().model
     own = only(federation, 1)
-    site = Host("a", lambda: own)
+    site = SiteServer("a", lambda: own)
     about = {"run": "r", "client": 0, "sites": ["a"], "classes": list(federation.classes), "speed": 1.0}
     begin = build_request("begin", to_json(about), to_json(experiment.dump()))
     task = Task(0, 0, 0, down=model.wire())
@@ -149,7 +149,7 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
     yield from _checkpoints(run, folder / "checkpoints")
     sites = json.dumps({"run": "r", "sites": {"a": Introduction.of(only(tiny_federation(), 1)).dump()}}).encode()
     yield Reader(
-        "sites of a run", of(sites, tables=True), written(folder / "s" / "sites.json", lambda p: recorded(p.parent))
+        "sites of a run", of(sites, tables=True), written(folder / "s" / "sites.json", lambda p: read_sites(p.parent))
     )
 
 

@@ -14,7 +14,7 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from campaigns._children import run_child
 from campaigns._clock import seconds_left
 from campaigns._command import command
-from campaigns._federation import Direct, begin_or_resume, make_hosts
+from campaigns._federation import Direct, Here, begin_or_resume, make_hosts
 from campaigns._subjects import SHORT
 from campaigns._table import Row, Table
 from fedstrata import STOP
@@ -117,28 +117,12 @@ def _figures(run: Run) -> dict[str, float]:
     }
 
 
-class Joining:
+class Joining(Here):
     """Brings invitations to sites in this process; each follows one in a thread of the stream's own."""
 
-    longest = 1 << 31
-
     def __init__(self, hosts: Mapping[str, Any]):
-        self._hosts, self._turn = hosts, threading.Semaphore(AT_ONCE)
-
-    def names(self) -> list[str]:
-        """Return all of them."""
-        return sorted(self._hosts)
-
-    def reachable(self) -> list[str]:
-        """Return all of them."""
-        return self.names()
-
-    def invite(self, sites: Collection[str]) -> None:
-        """Do nothing: they are here."""
-
-    def awaited(self) -> list[str]:
-        """Return nobody."""
-        return []
+        super().__init__(hosts)
+        self._turn = threading.Semaphore(AT_ONCE)
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
@@ -153,9 +137,6 @@ class Joining:
                 return bytes(self._hosts[name].answer(asked))
 
         return {name: str(StreamSite(Invitation.read(request), answer).run()).encode()}
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _memory() -> float:

@@ -29,7 +29,7 @@ from fedstrata.core.registry import build, make_part
 from fedstrata.data.concentration import concentration
 from fedstrata.data.label_table import LabelTable
 from fedstrata.runs.session import check_experiment
-from fedstrata.runs.settle import settle
+from fedstrata.runs.stage_choices import choose_stages
 from fedstrata.runs.training import describe_experiment
 
 RESULTS = Path(__file__).parent / "results"
@@ -176,7 +176,7 @@ def _chosen(place: tuple[str, str, int], row: Row) -> list[Any]:
         return []
     federation, asked = federation_of(*place), CONDITIONS[place[1]].settings()
     experiment = describe_experiment(None, None, {**asked, **row.settings}, federation, None)
-    return [settle(experiment, federation)[0].method.model_dump(mode="json")]
+    return [choose_stages(experiment, federation)[0].method.model_dump(mode="json")]
 
 
 def _run(place: tuple[str, str, int], row: Row) -> dict[str, Any]:

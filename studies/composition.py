@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from fedstrata.testing.composition import STAGES, attempt, named, pairs, table, whole
+from studies._pairs import STAGES, attempt, named, pairs, table, whole
 
 PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 INTRODUCTION = """# Which parts go together

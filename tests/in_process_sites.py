@@ -12,7 +12,7 @@ from fedstrata.config.travel import to_sites
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_request, split, to_json
 from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.source import source
 
 SITES = ("aachen", "bonn", "cologne")
@@ -60,7 +60,7 @@ class Here:
         pass
 
 
-class Restartable(Host):
+class Restartable(SiteServer):
     """A host that says how it was made, so that it can be made anew."""
 
     def __init__(self, name, load, credentials=None, folder=None, policy=None, trusted=None):

@@ -13,7 +13,8 @@ from typing import get_args
 import pytest
 
 import fedstrata
-from fedstrata.config.experiment import Experiment, Section
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Section
 from fedstrata.core import registry
 from fedstrata.remote.policy.rules import SitePolicy, read_policy
 

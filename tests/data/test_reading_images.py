@@ -12,7 +12,7 @@ from PIL import Image
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import Files
 from fedstrata.data.formats import images
-from fedstrata.data.formats.images import Picture, pictures, read_image, read_images, scaled
+from fedstrata.data.formats.images import Picture, pictures, read_image, read_images, scale_images
 
 
 def test_an_image_is_read_as_it_is():
@@ -28,8 +28,8 @@ def test_an_image_is_read_as_it_is():
 def test_a_flat_colour_stays_when_scaled():
     flat = np.broadcast_to(np.array([10, 100, 200], np.uint8)[:, None, None], (3, 9, 6)).copy()
     assert (read_image(encoded(flat), 4, 3) == flat[:, :4, :4]).all()
-    assert (scaled(flat[None], 4)[0] == flat[:, :4, :4]).all()
-    assert scaled(pixels(2, 16, 16), 32).shape == (2, 3, 32, 32)
+    assert (scale_images(flat[None], 4)[0] == flat[:, :4, :4]).all()
+    assert scale_images(pixels(2, 16, 16), 32).shape == (2, 3, 32, 32)
 
 
 def test_a_palette_with_transparency_is_read():

@@ -15,7 +15,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def flower_is_there(monkeypatch):
-    monkeypatch.setattr(flower, "required", lambda: None)
+    monkeypatch.setattr(flower, "require_flower", lambda: None)
 
 
 @pytest.fixture(scope="session")

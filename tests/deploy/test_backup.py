@@ -53,7 +53,7 @@ def test_a_server_comes_back_on_another_machine(kept, tmp_path, monkeypatch, mad
     assert told["folder"] == str(folder)
     with closing(sqlite3.connect(folder / "superlink.db")) as database:
         assert database.execute("select x from t").fetchall() == [(42,)]
-    (run,) = run_book.booked(folder)
+    (run,) = run_book.read_booked(folder)
     assert run.path == str(tmp_path / "back/first") == (folder / "run").read_text()
     assert (tmp_path / "back/first/events.jsonl").read_bytes() == (tmp_path / "runs/first/events.jsonl").read_bytes()
     assert (tmp_path / "keys/server.key").read_bytes() == (made / "server/server.key").read_bytes()

@@ -111,7 +111,7 @@ def test_status_says_what_ended_and_not_that_the_network_is_down(ended, monkeypa
     with served(ended / "server") as address:
         there = a_server(host="127.0.0.1", port=int(address.rpartition(":")[2]), keys=str(ended / "server"))
         state.private(there.folder)
-        monkeypatch.setattr(server, "found", lambda *_: there)
+        monkeypatch.setattr(server, "find_server", lambda *_: there)
         code, out, err = cli("deploy", "status")
         with pytest.raises(FedstrataError, match="the server's certificate has ended on"):
             server.hand_in(there, {})

@@ -33,7 +33,7 @@ def there(made, tmp_path, monkeypatch):
     state.private(here.folder)
     known = {name: {"node": str(i), "key": "k"} for i, name in enumerate("ab")}
     (here.folder / "nodes.json").write_text(json.dumps(known))
-    monkeypatch.setattr(server, "found", lambda *_: here)
+    monkeypatch.setattr(server, "find_server", lambda *_: here)
     return here
 
 
@@ -111,7 +111,7 @@ def test_a_run_keeps_its_turn_while_it_goes_on_without_the_command_that_asked_fo
 
 def test_an_operator_approves_or_refuses_a_run_before_it_begins(there, tmp_path, monkeypatch, cli):
     wants = a_server(keys=there.keys, approval=True)
-    monkeypatch.setattr(server, "found", lambda *_: wants)
+    monkeypatch.setattr(server, "find_server", lambda *_: wants)
     ann, words = str(tmp_path / "keys/operators/ann"), ["approve"]
     said = []
 
@@ -144,7 +144,7 @@ def logged(there):
 
 def test_who_waits_is_refused_or_gives_up_in_the_queue_is_logged_with_who_asked(there, tmp_path, monkeypatch, cli):
     wants = a_server(keys=there.keys, approval=True)
-    monkeypatch.setattr(server, "found", lambda *_: wants)
+    monkeypatch.setattr(server, "find_server", lambda *_: wants)
     ann = str(tmp_path / "keys/operators/ann")
     monkeypatch.setattr(run_queue.time, "sleep", lambda _: cli("deploy", "console", "refuse", "1", "--operator", ann))
     with pytest.raises(StoppedError), turn(asked(wants, tmp_path / "one"), print):

@@ -95,38 +95,38 @@ def test_what_is_no_address_is_refused(text):
 
 
 def test_parts_of_a_set():
-    assert client.part("0/3") == (0, 3)
+    assert client.read_part("0/3") == (0, 3)
     for text in ("3/3", "1", "1/", "-1/3", "a/b", "0/0"):
         with pytest.raises(RequestError, match="--partition"):
-            client.part(text)
+            client.read_part(text)
 
 
 def test_a_site_says_what_it_has_in_three_ways(tmp_path):
     (tmp_path / "site.toml").write_text('[data]\nname = "digits"\n[train]\nseed = 5\n')
-    told = client.described("site.toml", {"data.clients": 4})
+    told = client.describe_data("site.toml", {"data.clients": 4})
     assert (told.data.name, told.data.clients, told.train.seed) == ("digits", 4, 5)
-    assert client.described("digits", {}).data.name == "digits"
-    own = client.described("patients.csv", {"data.label": "kind"}).dump()["data"]
+    assert client.describe_data("digits", {}).data.name == "digits"
+    own = client.describe_data("patients.csv", {"data.label": "kind"}).dump()["data"]
     assert (own["name"], own["path"], own["label"]) == ("own", "patients.csv", "kind")
-    assert client.described(None, {"data.name": "digits"}).data.name == "digits"
+    assert client.describe_data(None, {"data.name": "digits"}).data.name == "digits"
     with pytest.raises(RequestError, match="say what data this site has"):
-        client.described(None, {})
+        client.describe_data(None, {})
     with pytest.raises(RequestError, match=r"train\.rounds cannot be set"):
-        client.described("digits", {"train.rounds": 3})
+        client.describe_data("digits", {"train.rounds": 3})
     with pytest.raises(RequestError, match=r"data\.clases"):
-        client.described("digits", {"data.clases": 3})
+        client.describe_data("digits", {"data.clases": 3})
 
 
 def test_a_site_pins_the_enclave_that_it_trusts():
-    pinned = client.described("digits", {"privacy.enclave.measurement": "ab" * 48}).privacy.enclave
+    pinned = client.describe_data("digits", {"privacy.enclave.measurement": "ab" * 48}).privacy.enclave
     assert (pinned.attestation, pinned.measurement) == ("sev-snp", "ab" * 48)
-    assert client.described("digits", {}).privacy.enclave.measurement is None
+    assert client.describe_data("digits", {}).privacy.enclave.measurement is None
     with pytest.raises(RequestError, match=r"privacy\.enclave\.measurement = 'abc': 96 hexadecimal digits"):
-        client.described("digits", {"privacy.enclave.measurement": "abc"})
+        client.describe_data("digits", {"privacy.enclave.measurement": "abc"})
     with pytest.raises(RequestError, match="say what data this site has"):
-        client.described(None, {"privacy.enclave.measurement": "ab" * 48})
+        client.describe_data(None, {"privacy.enclave.measurement": "ab" * 48})
     with pytest.raises(RequestError, match=r"privacy\.aggregate cannot be set"):
-        client.described("digits", {"privacy.aggregate": "masked"})
+        client.describe_data("digits", {"privacy.aggregate": "masked"})
 
 
 def test_what_the_site_process_is_told(made):

@@ -13,7 +13,7 @@ from fedstrata.deploy import flower, logs, server, state, status
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
-from fedstrata.remote.flower.server_app import registered
+from fedstrata.remote.flower.server_app import read_registered
 
 
 def node(number: str, how: str, **times: str) -> dict[str, object]:
@@ -51,7 +51,7 @@ def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):
 def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, monkeypatch, cli, flower_is_there):
     there = a_server()
     state.private(there.folder)
-    monkeypatch.setattr(server, "found", lambda _: there)
+    monkeypatch.setattr(server, "find_server", lambda _: there)
     for number, site in ((1, "a"), (2, "b"), (3, "a")):  # a came back, as another node
         acquaintances.remember(there.met, number, site)
     nodes = [
@@ -78,7 +78,7 @@ def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, mo
 
 
 def test_status_without_names_shows_who_is_up(monkeypatch, cli, flower_is_there):
-    monkeypatch.setattr(server, "found", lambda _: a_server())
+    monkeypatch.setattr(server, "find_server", lambda _: a_server())
     nodes = [node("1", "online"), node("2", "offline"), node("3", "unregistered")]
     monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
     code, out, _ = cli("deploy", "status")
@@ -157,7 +157,7 @@ def test_a_site_is_nobody_before_flower_ends_its_connection(tmp_path, made, monk
 
 def registered_nodes(there):
     """What a run goes by."""
-    return {site: str(node) for node, site in registered(there.registered).items()}
+    return {site: str(node) for node, site in read_registered(there.registered).items()}
 
 
 def test_a_key_that_was_shut_out_cannot_come_back(made, monkeypatch):

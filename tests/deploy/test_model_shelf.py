@@ -18,7 +18,7 @@ from fedstrata.core.json_log import LARGEST
 from fedstrata.deploy import fetch, model_shelf, node_signature, run_book, state
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.client import CheckedClient, FederationClient
-from fedstrata.deploy.fetch import Shelf, chosen, shelf_of
+from fedstrata.deploy.fetch import Shelf, choose_run, shelf_of
 from fedstrata.deploy.model_shelf import MODELS, ModelShelf, path_of
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.deploy.run_book import BookedRun
@@ -190,7 +190,7 @@ def test_a_server_that_is_away_is_said_in_one_line(made):
         Shelf("a", address, made / "sites/a").runs()
     assert shelf_of("a", "h:1", made / "sites/a", False) == Shelf("a", "h:1", made / "sites/a")
     with pytest.raises(RequestError, match="no finished run yet"):
-        chosen([], None)
+        choose_run([], None)
     assert fetch.WAIT > 0
 
 
@@ -230,7 +230,7 @@ def test_a_run_is_in_the_book_for_good_however_many_there_were(tmp_path):
     with (tmp_path / run_book.FILE).open("a") as file:
         file.write(" " * LARGEST + "\n")
     booked(tmp_path, tmp_path / "two")
-    assert [run.name for run in run_book.booked(tmp_path)] == ["one", "two"]
+    assert [run.name for run in run_book.read_booked(tmp_path)] == ["one", "two"]
 
 
 def test_the_server_logs_who_asked_for_which_run_and_what_became_of_it(tmp_path):

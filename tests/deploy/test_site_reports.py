@@ -297,7 +297,7 @@ def test_status_says_busy_away_and_disk_full_since_when(monkeypatch, cli, flower
     state.private(there.folder)
     known = {name: {"node": str(i), "key": ""} for i, name in enumerate("abcd")}
     (there.folder / "nodes.json").write_text(json.dumps(known))
-    monkeypatch.setattr(server, "found", lambda _: there)
+    monkeypatch.setattr(server, "find_server", lambda _: there)
     monkeypatch.setattr(flower, "flwr", lambda *_: {"nodes": [node(str(i), "online") for i in range(4)]})
     book = ReportBook(there.folder / site_reports.FILE)
     book.take(SiteReport("a", "busy", 0.0, "run 12ab"))
@@ -328,12 +328,12 @@ def test_a_server_that_is_starting_is_waited_for(home, monkeypatch):
 
     monkeypatch.setattr(server.time, "sleep", up)
     try:
-        assert server.found("127.0.0.1:8000", said.append) == there
+        assert server.find_server("127.0.0.1:8000", said.append) == there
     finally:
         household.close()
     assert said == ["the server on port 8000 is starting; waiting until it is up"]
     with pytest.raises(RequestError, match="no server of yours runs"):
-        server.found("127.0.0.1:8000")
+        server.find_server("127.0.0.1:8000")
     assert Path(there.folder / "server.json").exists()
 
 

@@ -17,13 +17,13 @@ from fedstrata.config.build import build_federation, build_plan
 from fedstrata.core.registry import make_part
 from fedstrata.inspection import inspection, measured, rules
 from fedstrata.inspection.measured import leaves
-from fedstrata.inspection.rehearsal import rehearsed
+from fedstrata.inspection.rehearsal import rehearse
 
 
 def by_rules(found) -> list[str]:
     """Return the advice of the rules that are written by hand; what is fitted to runs comes first, or after FedAvg."""
     told = [advice.recipe for advice in found.advice]
-    (fitted,) = {leaf.recipe for leaf in leaves(measured.fitted())} & set(told)
+    (fitted,) = {leaf.recipe for leaf in leaves(measured.read_tree())} & set(told)
     assert told.index(fitted) == (told == ["fedavg", fitted])
     return [recipe for recipe in told if recipe != fitted]
 
@@ -129,7 +129,7 @@ def test_what_is_rehearsed_is_what_a_run_costs(method):
     table["train"] = {"rounds": 2, "epochs": 1, "batch_size": 64}
     experiment = Experiment.of(table)
     federation = build_federation(experiment)
-    cost = rehearsed(build_plan(experiment, federation), federation)
+    cost = rehearse(build_plan(experiment, federation), federation)
     run = fedstrata.train(experiment).summary
     assert cost.client_updates == run["client_updates"] / 2
     assert cost.bytes == sum(run[f"bytes_{way}"] for way in ("up", "down", "p2p")) / 2
@@ -144,7 +144,7 @@ def test_a_schedule_is_rehearsed_in_part_and_counted_up(method, norm, monkeypatc
     run = fedstrata.train(experiment).summary
     for most, within in ((5_000, 0.05), (500, 0.25)):  # all of it, and a third
         monkeypatch.setattr("fedstrata.inspection.rehearsal.ENTRIES", most)
-        cost = rehearsed(build_plan(experiment, federation), federation)
+        cost = rehearse(build_plan(experiment, federation), federation)
         assert cost.client_updates == pytest.approx(run["client_updates"], rel=within)
         assert cost.bytes == pytest.approx(sum(run[f"bytes_{way}"] for way in ("up", "down", "p2p")), rel=within)
 
@@ -152,7 +152,7 @@ def test_a_schedule_is_rehearsed_in_part_and_counted_up(method, norm, monkeypatc
 def test_terraform_is_charged_for_clients_that_train_again():
     experiment = Experiment.of({"method": {"name": "terraform"}, "train": {"clients_per_round": "all", "rounds": 8}})
     federation = build_federation(experiment)
-    cost = rehearsed(build_plan(experiment, federation), federation)
+    cost = rehearse(build_plan(experiment, federation), federation)
     assert 22 < cost.client_updates < 60
 
 

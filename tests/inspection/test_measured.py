@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedstrata.core import registry
-from fedstrata.inspection.measured import Leaf, ask, fitted, leaves
+from fedstrata.inspection.measured import Leaf, ask, leaves, read_tree
 from studies._rules import Case, advised, cases, fit
 
 TREE = {
@@ -66,4 +66,4 @@ def test_a_case_has_every_method_and_its_figures_at_a_share_of_the_bytes():
 
 
 def test_what_is_fitted_names_recipes():
-    assert {leaf.recipe for leaf in leaves(fitted())} <= set(registry.names("methods"))
+    assert {leaf.recipe for leaf in leaves(read_tree())} <= set(registry.names("methods"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedstrata import Federation, RequestError, resume, train
 from fedstrata.core.compression import BLOCK, Compression, expand
 from fedstrata.core.messages import tensor_bytes, value_bytes, whole_tensors
-from fedstrata.inspection.rehearsal import rehearsed
+from fedstrata.inspection.rehearsal import rehearse
 from fedstrata.methods.drivers.sync import RESIDUAL
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
@@ -163,7 +163,7 @@ def test_what_compression_lost_is_kept_over_a_resumed_run(tmp_path):
 def test_inspecting_a_plan_counts_what_travels():
     def cost(**driver):
         work = session(**driver, engine__precision="fp32", engine__execution="auto")
-        return rehearsed(work.plan, work.federation)
+        return rehearse(work.plan, work.federation)
 
     work, plain, small = session(), cost(), cost(up="int8", down="bf16")
     P = work.plan.space.P

@@ -91,7 +91,7 @@ def test_hics_takes_more_clients_than_clusters_have():
 
 
 def test_full_clusters_are_left_out():
-    taken = hics.drawn(np.array([5.0, 0.0, -1e9]), np.array([1, 2, 4]), 7, RNG(0))
+    taken = hics.draw_clusters(np.array([5.0, 0.0, -1e9]), np.array([1, 2, 4]), 7, RNG(0))
     assert taken.tolist() == [1, 2, 4]
 
 

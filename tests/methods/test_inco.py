@@ -14,7 +14,7 @@ from torch import nn
 from fedstrata import Federation
 from fedstrata.core import registry
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.methods.combiners.inco import InCo, crossed, references
+from fedstrata.methods.combiners.inco import InCo, mix_reference, references
 from fedstrata.models.resnet import BasicBlock
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
@@ -28,14 +28,14 @@ def kernels(*values):
 
 def test_inco_oracle():
     g0, g = kernels(3.0, 4.0), kernels(0.0, 1.0)
-    close(crossed(g, g0, clamp=1e9).flatten(), f64(0.288, 3.384), atol=1e-6)  # sigma = .16, but for 1e-7
-    assert crossed(g, g0, clamp=0.1).flatten().tolist() == [0.1, 0.1]
-    assert crossed(-g, -g0, clamp=0.1).flatten().tolist() == [-0.1, -0.1]
+    close(mix_reference(g, g0, clamp=1e9).flatten(), f64(0.288, 3.384), atol=1e-6)  # sigma = .16, but for 1e-7
+    assert mix_reference(g, g0, clamp=0.1).flatten().tolist() == [0.1, 0.1]
+    assert mix_reference(-g, -g0, clamp=0.1).flatten().tolist() == [-0.1, -0.1]
 
 
 def test_inco_bounds_the_share_of_the_reference():
     """<g0, g> / ||g0||^2 = 1000 is taken for 5: (1 + 5) (.01 + 10) / 2 in the first place."""
-    found = crossed(kernels(10.0, 0.0), kernels(0.01, 0.0), clamp=1e9)
+    found = mix_reference(kernels(10.0, 0.0), kernels(0.01, 0.0), clamp=1e9)
     close(found.flatten(), f64(6 * 10.01 / 2, 0.0), atol=1e-9)
 
 
@@ -43,7 +43,7 @@ def test_inco_works_kernel_by_kernel_and_leaves_kernels_that_did_not_move():
     torch.manual_seed(0)
     g, g0 = torch.randn(4, 3, 3, 3).double(), torch.randn(4, 3, 3, 3).double()
     g[1, 2], g0[2, 0] = 0.0, 0.0
-    found = crossed(g, g0, clamp=1e9)
+    found = mix_reference(g, g0, clamp=1e9)
     for i, j in product(range(4), range(3)):
         own, first = g[i, j], g0[i, j]
         if (i, j) in ((1, 2), (2, 0)):
@@ -132,7 +132,7 @@ def test_inco_mixes_after_averaging_and_touches_no_other_layer(by):
         if place.name not in pairs:
             assert torch.equal(now, place.of(plain.state.model.params)), place.name
             continue
-        close(now - place.of(before), crossed(place.of(mean), pairs[place.name].of(mean), 0.1))
+        close(now - place.of(before), mix_reference(place.of(mean), pairs[place.name].of(mean), 0.1))
         assert not torch.allclose(now, place.of(plain.state.model.params))
         assert float((now - place.of(before)).abs().max()) <= 0.1 + 1e-12
     assert torch.equal(plain.state.model.buffers, mixed.state.model.buffers)

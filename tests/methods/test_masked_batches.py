@@ -12,7 +12,7 @@ from fedstrata import Federation, RequestError, train
 from fedstrata.methods.schedules.batches import Learn, Reserve, batches
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch
-from fedstrata.methods.schedules.stratified import arranged
+from fedstrata.methods.schedules.stratified import arrange
 from fedstrata.methods.schedules.supply import Pools, Supply
 from fedstrata.methods.schedules.take import Take
 
@@ -56,7 +56,7 @@ class Clients:
 def run_epoch(counts, f, size, seed=0, fewest=3, least=1, gone=(), spoil=lambda n: False):
     """Go through an epoch; gives what was learnt in each batch, the epoch, the clients and what was noted."""
     counts, rng = np.array(counts), np.random.default_rng(seed)
-    strata, places = arranged(np.array(f), "shuffled", rng)
+    strata, places = arrange(np.array(f), "shuffled", rng)
     holders = [np.flatnonzero(counts[:, p]).tolist() for p in range(counts.shape[1])]
     epoch, notes = Epoch(0, len(strata), strata, places, Supply.of(holders)), []
     pools = Pools(epoch.supply, Draws(rng), lambda kind, **fields: notes.append((kind, fields)))

@@ -25,7 +25,7 @@ from fedstrata.methods.schedules.batches import Learn, Reserve, batches
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.hops import Hop, hops, select_runs
-from fedstrata.methods.schedules.stratified import Stratified, arranged, scaled
+from fedstrata.methods.schedules.stratified import Stratified, arrange, scale_frequencies
 from fedstrata.methods.schedules.supply import Supply
 
 
@@ -151,19 +151,19 @@ def test_scaling_is_by_largest_remainders_and_ties_go_to_the_smaller_label(f, le
     assume(f.sum())
     whole, rest = np.divmod(f * length, f.sum())
     whole[sorted(range(len(f)), key=lambda label: (-rest[label], label))[: length - whole.sum()]] += 1
-    assert scaled(f, length).tolist() == whole.tolist()
+    assert scale_frequencies(f, length).tolist() == whole.tolist()
 
 
 def test_every_order_of_a_schedule_is_equally_likely():
     rng = np.random.default_rng(1)
-    seen = Counter(tuple(arranged(np.array([2, 1, 1]), "shuffled", rng)[0].tolist()) for _ in range(6_000))
+    seen = Counter(tuple(arrange(np.array([2, 1, 1]), "shuffled", rng)[0].tolist()) for _ in range(6_000))
     assert len(seen) == 12
     assert by_chance(list(seen.values()))
 
 
 def test_spread_leaves_no_stretch_unbalanced():
     def worst(order):
-        labels, _ = arranged(np.full(5, 100), order, np.random.default_rng(2))
+        labels, _ = arrange(np.full(5, 100), order, np.random.default_rng(2))
         ahead = np.cumsum(np.eye(5)[labels] - 0.2, axis=0)
         return np.ptp(np.vstack([np.zeros(5), ahead]), axis=0).max()
 
@@ -175,7 +175,7 @@ def test_an_entry_that_comes_back_finds_any_position_among_those_still_to_come()
     first, second, rng = Counter(), Counter(), np.random.default_rng(3)
     draws = Draws(rng)
     for _ in range(4_000):
-        epoch = Epoch(0, 8, *arranged(np.array([8, 0, 0]), "shuffled", rng), Supply.of([[0]] * 3))
+        epoch = Epoch(0, 8, *arrange(np.array([8, 0, 0]), "shuffled", rng), Supply.of([[0]] * 3))
         epoch.take(3)
         epoch.put_back(1, draws)
         early = epoch.take(2)

@@ -15,7 +15,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
-from fedstrata.methods.selectors.tifl import Tifl, changed
+from fedstrata.methods.selectors.tifl import Tifl, change_probabilities
 from fedstrata.testing.tiny import run_rounds, session_of, tiny_federation
 
 
@@ -74,7 +74,7 @@ def collected(events):
     ],
 )
 def test_changed_probabilities(accuracy, credits, expected):
-    assert changed(np.array(accuracy), np.array(credits)) == pytest.approx(expected)
+    assert change_probabilities(np.array(accuracy), np.array(credits)) == pytest.approx(expected)
 
 
 def test_tiers_of_equal_count_by_latency():

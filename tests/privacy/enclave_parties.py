@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.rng import Streams
 from fedstrata.privacy.enclave import dev_insecure
 from fedstrata.privacy.enclave.attestation import Policy
 from fedstrata.privacy.enclave.channel import Job, Party
 from fedstrata.privacy.enclave.dev_insecure import DevInsecure
 from fedstrata.privacy.enclave.evaluation import pack_model, unpack_scores
-from fedstrata.privacy.enclave.launch import Setting, tell
+from fedstrata.privacy.enclave.launch import tell
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.enclave.service import SECRET, Service, distribution
 from fedstrata.privacy.identity import Identity, KeyDirectory
 
-OPEN = Setting("dev-insecure", allow_insecure=True)
+OPEN = EnclaveChoice(attestation="dev-insecure", allow_insecure=True)
 
 
 def flipped(data, bit):

@@ -17,7 +17,7 @@ from fedstrata.privacy.frames import SERVER, Frame, RefusedError, join, open_fra
 from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.labels import prf
 from fedstrata.privacy.labels.masking import mask_labels
-from fedstrata.privacy.labels.parties import asked, replied
+from fedstrata.privacy.labels.parties import name_reply, name_request
 from fedstrata.privacy.labels.prf import PrfClient, PrfServer
 from fedstrata.privacy.simulated import secrets
 
@@ -121,22 +121,22 @@ class PrfWorld:
 
     def lie(self, server, step, client, *fields, number=None):
         """Write what a server says that does not keep to the protocol."""
-        kind = asked(prf.DOMAIN, step, number_of(server, step) if number is None else number, client)
+        kind = name_request(prf.DOMAIN, step, number_of(server, step) if number is None else number, client)
         return Frame(kind, server.job, SERVER, fields).sign(self.identity)
 
     def said(self, server, step, client, data):
         """Read the fields of one of the server's messages."""
-        kind = asked(prf.DOMAIN, step, number_of(server, step), client)
+        kind = name_request(prf.DOMAIN, step, number_of(server, step), client)
         return open_frame(data, self.key_directory, kind, server.job, SERVER).fields
 
     def told(self, server, step, client, data):
         """Read the fields of one of a client's messages."""
-        kind = replied(prf.DOMAIN, step, number_of(server, step))
+        kind = name_reply(prf.DOMAIN, step, number_of(server, step))
         return open_frame(data, self.key_directory, kind, server.job, client).fields
 
     def tell(self, server, step, client, *fields):
         """Write what a client says that does not keep to the protocol."""
-        kind = replied(prf.DOMAIN, step, number_of(server, step))
+        kind = name_reply(prf.DOMAIN, step, number_of(server, step))
         return Frame(kind, server.job, client, fields).sign(self.identities[client])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import ssl
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,12 +12,13 @@ from enclave_parties import flipped
 from packs import PACKS
 
 from fedstrata import RequestError
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.rng import Streams
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import der, dev_insecure, sev_snp
 from fedstrata.privacy.enclave.attestation import Evidence, Policy, Tcb
 from fedstrata.privacy.enclave.dev_insecure import DevInsecure, InsecureWarning
-from fedstrata.privacy.enclave.launch import Setting, start
+from fedstrata.privacy.enclave.launch import start
 from fedstrata.privacy.enclave.sev_snp import SevSnp
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.testing import tiny_federation
@@ -181,9 +183,28 @@ def test_object_identifiers_are_encoded():
 @pytest.mark.skipif(sev_snp.DEVICE.exists(), reason="this is a SEV-SNP guest")
 def test_without_the_hardware_it_says_so(tmp_path):
     with pytest.raises(RequestError, match="SEV-SNP guest"):
-        sev_snp.from_hardware(bytes(64))
+        sev_snp.from_hardware(bytes(64), 0)
     with pytest.raises(RequestError, match="SEV-SNP guest"):
-        sev_snp.attester(tmp_path)
+        sev_snp.attester(tmp_path, 0)
+
+
+def test_a_report_is_asked_for_at_a_privilege_level(monkeypatch, tmp_path):
+    """A device that answers as the driver of Linux does: status, size, then a report of the level asked for."""
+
+    def answer(device, number, call):
+        asked = ctypes.string_at(call.request, 96)
+        report = bytearray(sev_snp.SIZE)
+        report[0x30:0x34], report[0x50:0x90] = asked[64:68], asked[:64]
+        reply = bytes(4) + sev_snp.SIZE.to_bytes(4, "little") + bytes(24) + bytes(report)
+        ctypes.memmove(call.response, reply, len(reply))
+
+    for name in ("device", *sev_snp.CERTIFICATES):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setattr(sev_snp, "DEVICE", tmp_path / "device")
+    monkeypatch.setattr(pytest.importorskip("fcntl"), "ioctl", answer)
+    monkeypatch.setattr(sev_snp, "evidence_of", lambda report, *_: sev_snp.AttestationReport(report))
+    read = sev_snp.attester(tmp_path, 3)(bytes(range(64)))
+    assert (read.vmpl, read.report_data) == (3, bytes(range(64)))
 
 
 def test_software_attestation_is_refused_unless_it_is_allowed():
@@ -191,7 +212,7 @@ def test_software_attestation_is_refused_unless_it_is_allowed():
     with pytest.raises(RefusedError, match="no secrecy"):
         DevInsecure().verify(evidence, bytes(64), policy)
     with pytest.raises(RequestError, match="allow_insecure"):
-        start(Flips(), tiny_federation(), Streams(0), Setting("dev-insecure"), 9)
+        start(Flips(), tiny_federation(), Streams(0), EnclaveChoice(attestation="dev-insecure"), 9)
     DevInsecure(True).verify(evidence, bytes(64), policy)
 
 

@@ -16,7 +16,7 @@ from fedstrata.methods.selectors.clusters import find_clusters, nearest
 from fedstrata.privacy import accounting
 from fedstrata.privacy.accounting import Accountant, FixedSize, Fraction
 from fedstrata.privacy.histograms import NoisyHistograms
-from fedstrata.privacy.noise import at_most_one, central_noise, clipped, local_noise
+from fedstrata.privacy.noise import at_most_one, central_noise, clip_update, local_noise
 
 
 def by_hand(sigma, delta):
@@ -145,8 +145,8 @@ def test_a_description_says_what_is_meant():
         (lambda: FixedSize(5, 4), "k = 5"),
         (lambda: FixedSize(0, 4), "k = 0"),
         (lambda: Fraction(0), "q = 0"),
-        (lambda: clipped(np.ones(2), 0), "clip = 0"),
-        (lambda: clipped(np.ones(2), -3), "clip = -3"),
+        (lambda: clip_update(np.ones(2), 0), "clip = 0"),
+        (lambda: clip_update(np.ones(2), -3), "clip = -3"),
         (lambda: central_noise(2, -1, 1, np.random.default_rng()), "clip = -1"),
         (lambda: central_noise(2, 1, -1, np.random.default_rng()), "noise = -1"),
         (lambda: local_noise(2, 1, inf, np.random.default_rng()), "noise = inf"),
@@ -180,7 +180,7 @@ def test_clipping_is_exact(dtype, clip):
     rng = np.random.default_rng(0)
     for size in (1, 7, 5_000):
         update = (100 * rng.normal(size=size)).astype(dtype)
-        short = clipped(update, clip)
+        short = clip_update(update, clip)
         assert short.dtype == dtype
         assert clip * (1 - 1e-6) < length(short) <= clip or length(update) <= clip
         assert np.allclose(short / length(short), update / length(update), atol=1e-6)
@@ -188,10 +188,10 @@ def test_clipping_is_exact(dtype, clip):
 
 def test_a_short_update_stays_as_it_is_and_one_that_is_not_finite_becomes_zero():
     update = np.array([3.0, 4.0])
-    assert clipped(update, 5.0) is update
+    assert clip_update(update, 5.0) is update
     for wrong in (np.nan, np.inf, -np.inf):
-        assert clipped(np.array([1.0, wrong], dtype=np.float32), 5.0).tolist() == [0, 0]
-    assert not clipped(np.full(4, 1e300), 1.0).any()
+        assert clip_update(np.array([1.0, wrong], dtype=np.float32), 5.0).tolist() == [0, 0]
+    assert not clip_update(np.full(4, 1e300), 1.0).any()
 
 
 def test_sensitivities_are_attained_and_not_exceeded():
@@ -199,7 +199,7 @@ def test_sensitivities_are_attained_and_not_exceeded():
     updates = rng.normal(size=(6, 40)) * rng.lognormal(0, 2, (6, 1))
     weights, coefficient = at_most_one(rng.random(6))
     assert weights.max() == 1
-    total = lambda us: sum(w * clipped(u, clip) for w, u in zip(weights, us, strict=True))  # noqa: E731
+    total = lambda us: sum(w * clip_update(u, clip) for w, u in zip(weights, us, strict=True))  # noqa: E731
     removed, replaced = [], []
     for i in range(6):
         for other in (0 * updates[i], -1e3 * updates[i], rng.normal(size=40)):

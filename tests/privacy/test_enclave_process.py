@@ -21,6 +21,7 @@ import torch
 from enclave_parties import OPEN, parties_of
 
 from fedstrata import Federation, RequestError
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.rng import Streams
@@ -28,7 +29,7 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import launch as starting
 from fedstrata.privacy.enclave import service, sev_snp
 from fedstrata.privacy.enclave.dev_insecure import InsecureWarning
-from fedstrata.privacy.enclave.launch import Enclave, Setting, start
+from fedstrata.privacy.enclave.launch import Enclave, start
 from fedstrata.privacy.enclave.policy import Scoring
 from fedstrata.privacy.enclave.requests import Request
 from fedstrata.privacy.frames import RefusedError, join, split
@@ -154,6 +155,7 @@ def begin():
         job.terms,
         b"dev-insecure",
         b".",
+        b"0",
     )
 
 
@@ -169,6 +171,15 @@ def test_an_error_inside_ends_the_service_and_tells_only_its_kind(monkeypatch):
     code, answers = served(monkeypatch, begin(), (b"tell me", b"a secret"), begin())
     assert code == 1
     assert answers == [(b"done", b""), (b"failed", b"ValueError")]
+
+
+def test_the_service_asks_for_reports_at_the_level_that_parties_insist_on(monkeypatch):
+    told, levels = [], []
+    Enclave(parties_of(np.ones((3, 2), dtype=int))[0], OPEN.model_copy(update={"vmpl": 2}), told.append).close()
+    fields = [b"sev-snp" if field == b"dev-insecure" else field for field in split(told[0])]
+    monkeypatch.setattr(sev_snp, "attester", lambda _, vmpl: levels.append(vmpl))
+    assert served(monkeypatch, fields) == (0, [(b"done", b"")])
+    assert levels == [2]
 
 
 @pytest.mark.extended
@@ -187,12 +198,14 @@ def test_an_error_inside_ends_the_process_and_tells_only_its_kind():
 ORPHAN = """
 import sys, time, warnings
 warnings.simplefilter("ignore")
-from fedstrata.privacy.enclave.launch import Setting, start
+from fedstrata.config.sections import EnclaveChoice
+from fedstrata.privacy.enclave.launch import start
 from fedstrata.core.rng import Streams
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.server.evaluator import Evaluator
 from fedstrata.testing import tiny_federation
-started = start(Flips(clusters=2), tiny_federation(), Streams(0), Setting("dev-insecure", allow_insecure=True), 9)
+choice = EnclaveChoice(attestation="dev-insecure", allow_insecure=True)
+started = start(Flips(clusters=2), tiny_federation(), Streams(0), choice, 9)
 print(started.enclave.process.pid, flush=True)
 input()
 """
@@ -220,4 +233,4 @@ def test_a_dead_process_is_noticed(monkeypatch):
 def test_nothing_is_started_where_there_is_no_hardware(monkeypatch):
     monkeypatch.setattr(starting, "Enclave", None)
     with pytest.raises(RequestError, match="SEV-SNP guest"):
-        start(Flips(), tiny_federation(), Streams(0), Setting("sev-snp", measurement="00" * 48), 9)
+        start(Flips(), tiny_federation(), Streams(0), EnclaveChoice(attestation="sev-snp", measurement="00" * 48), 9)

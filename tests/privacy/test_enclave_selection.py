@@ -11,6 +11,7 @@ from enclave_parties import OPEN, Direct, parties_of, told
 from torch import nn
 
 from fedstrata import RequestError
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core import tree
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError
@@ -20,7 +21,7 @@ from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.data.drift import Drift
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure
-from fedstrata.privacy.enclave.launch import Setting, start, tell
+from fedstrata.privacy.enclave.launch import start, tell
 from fedstrata.privacy.enclave.policy import Scoring, Terms
 from fedstrata.privacy.enclave.requests import Request
 from fedstrata.privacy.enclave.selector import EnclaveAnswers, InEnclave
@@ -173,7 +174,7 @@ def test_noise_exchanges_picks_and_nobody_outside_can_tell_which():
 @pytest.mark.parametrize("measurement", [None, "", "zz" * 48, "00" * 47])
 def test_hardware_needs_a_measurement(measurement):
     with pytest.raises(RequestError, match=r"privacy\.enclave\.measurement"):
-        start(Flips(), tiny_federation(), Streams(0), Setting("sev-snp", measurement=measurement), 9)
+        start(Flips(), tiny_federation(), Streams(0), EnclaveChoice(attestation="sev-snp", measurement=measurement), 9)
 
 
 def test_labels_that_change_are_refused():

@@ -15,7 +15,7 @@ from fedstrata.privacy.frames import Frame, RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.labels import prf
 from fedstrata.privacy.labels.directory import Directory, check_paths
-from fedstrata.privacy.labels.parties import INDEX, replied
+from fedstrata.privacy.labels.parties import INDEX, name_reply
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.simulated import secrets
@@ -197,7 +197,7 @@ def test_substituted_public_keys_are_refused():
         if step != "contributions":
             return ask
         keys = list(world.said(server, step, i, ask))
-        keys[2] = Frame(replied(prf.DOMAIN, "key", 0), server.job, 2, (mine.public,)).sign(world.identity)
+        keys[2] = Frame(name_reply(prf.DOMAIN, "key", 0), server.job, 2, (mine.public,)).sign(world.identity)
         return world.lie(server, step, i, *keys)
 
     with REFUSED(match="not signed by its sender 2"):

@@ -15,7 +15,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.privacy.frames import JOB, MAGIC, SERVER, Frame, split
 from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.labels import ckks_paper
-from fedstrata.privacy.labels.parties import WORD, asked
+from fedstrata.privacy.labels.parties import WORD, name_request
 from fedstrata.privacy.simulated import secrets
 
 
@@ -144,7 +144,9 @@ def test_ciphertexts_that_are_none_and_sizes_that_are_wrong_are_refused(keys):
     two = tenseal.ckks_vector(world.context, [1.0, 2.0]).serialize()
     for client, (data, said) in enumerate([(b"nonsense", "no ciphertext"), (two, "2 numbers")]):
         with REFUSED(match=said):
-            world.clients[client].answer("unique", world.forge(asked(ckks_paper.DOMAIN, "unique", 1, client), data))
+            world.clients[client].answer(
+                "unique", world.forge(name_request(ckks_paper.DOMAIN, "unique", 1, client), data)
+            )
     found = list(reachable(server).values())
     assert [x.has_secret_key() for x in found if isinstance(x, tenseal.Context)] == [False]
     assert not [x for x in found if isinstance(x, ckks_paper.CkksClient)]

@@ -23,7 +23,7 @@ from fedstrata.remote.flower import client_app, messages, records, server_app
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.flower.messages import Messages
-from fedstrata.remote.flower.server_app import registered, wait_for
+from fedstrata.remote.flower.server_app import read_registered, wait_for
 from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.site_socket import Door
 from fedstrata.remote.transport import Failure
@@ -119,7 +119,7 @@ def test_a_name_that_is_none_is_not_taken(name):
 def test_with_keys_a_node_has_no_name_but_that_of_its_key(tmp_path):
     (tmp_path / "nodes.json").write_text('{"bonn": {"node": "1", "key": "k"}, "aachen": {"node": "2", "key": "l"}}')
     said, grid = [], Nodes({1: node("bonn"), 2: node("cologne"), 3: node("dortmund")})
-    transport = Messages(grid, say=said.append, registered=lambda: registered(tmp_path / "nodes.json"))
+    transport = Messages(grid, say=said.append, registered=lambda: read_registered(tmp_path / "nodes.json"))
     transport.names()
     assert transport.names() == ["bonn"]
     assert sorted(text for text in said if "does not have the key" in text) == [
@@ -128,7 +128,7 @@ def test_with_keys_a_node_has_no_name_but_that_of_its_key(tmp_path):
     ]
     (tmp_path / "nodes.json").write_text("[]")
     with pytest.raises(FedstrataError, match="which sites may connect"):
-        registered(tmp_path / "nodes.json")
+        read_registered(tmp_path / "nodes.json")
 
 
 def test_a_node_whose_key_was_renewed_is_nobody_though_flower_still_has_it(monkeypatch):

@@ -15,7 +15,8 @@ import pytest
 from in_process_sites import SITES, SMALL, hosts, introduce
 
 from fedstrata import RequestError
-from fedstrata.config.experiment import Experiment, Section
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Section
 from fedstrata.config.travel import from_server, parts_of, path_keys, to_sites
 from fedstrata.core import origin, registry
 from fedstrata.core.options import LocalPath

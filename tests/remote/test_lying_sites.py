@@ -16,7 +16,7 @@ from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_reply, read_values, split, to_json
 from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.testing.attacks import lie
 
 SIX = ("aachen", "bonn", "cologne", "dortmund", "essen", "fulda")
@@ -138,7 +138,7 @@ def test_a_site_that_does_not_clip_what_is_noised_is_refused(tmp_path):
 # ---- under masks
 
 
-class LyingHost(Host):
+class LyingSite(SiteServer):
     """A site that neither trains nor clips as the others do: its own software, its own rules."""
 
     def _leaving(self, session, what, data):
@@ -154,7 +154,7 @@ def masked_run(tmp_path, factor, **overrides):
     made = hosts(asked, lambda name: Credentials.load(tmp_path / "keys" / "sites" / name), SIX)
     if factor is not None:
         liar = made[SIX[LIAR]]
-        made[SIX[LIAR]] = LyingHost(liar.name, liar.load, liar.credentials)
+        made[SIX[LIAR]] = LyingSite(liar.name, liar.load, liar.credentials)
         made[SIX[LIAR]].factor = factor
     credentials = Credentials.load(tmp_path / "keys" / "server")
     return run_at_sites(Here(made), Experiment.of(None, **asked), tmp_path / "run", len(SIX), credentials=credentials)

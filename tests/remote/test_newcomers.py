@@ -18,7 +18,7 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.protocol import build_reply, split
 from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_registry import recorded
+from fedstrata.remote.site_registry import read_sites
 
 SHORT = SMALL | {"train.rounds": 4}
 
@@ -61,7 +61,7 @@ def test_a_site_that_comes_takes_part_from_the_next_round(tmp_path):
     assert (joined["site"], joined["client"], joined["round"]) == ("dresden", 3, 2)
     taught = {e["round"]: e["steps"][0]["clients"] for e in events(run, "round")}
     assert taught == {1: [0, 1, 2], 2: [0, 1, 2, 3], 3: [0, 1, 2, 3], 4: [0, 1, 2, 3]}
-    assert list(recorded(run.path)[1]) == [*SITES, "dresden"], "a run that is resumed goes on with it"
+    assert list(read_sites(run.path)[1]) == [*SITES, "dresden"], "a run that is resumed goes on with it"
     assert [e["wall"]["sites"] for e in events(run, "sites")][-1] == [*SITES, "dresden"]
     assert run.summary["rounds"] == 4
 
@@ -97,7 +97,7 @@ def test_where_the_method_cannot_take_a_newcomer_one_event_says_so(tmp_path, mor
     assert waits["site"] == "dresden"
     assert why in waits["why"]
     assert not events(run, "site_joined")
-    assert list(recorded(run.path)[1]) == list(SITES)
+    assert list(read_sites(run.path)[1]) == list(SITES)
 
 
 def test_a_newcomer_whose_data_do_not_fit_is_refused_once(tmp_path):
@@ -268,7 +268,7 @@ def test_a_site_says_once_that_it_refuses_a_roll_also_where_its_process_is_start
 def test_the_server_hears_by_which_id_sites_know_a_run(tmp_path):
     named, made = [], hosts(SMALL)
     run = train(Here(made), tmp_path / "run", SMALL, named=named.append)
-    assert named == [recorded(run.path)[0]] == [made["bonn"].state()["run"]]
+    assert named == [read_sites(run.path)[0]] == [made["bonn"].state()["run"]]
 
 
 def test_a_roll_that_the_owner_puts_beside_the_keys_is_taken_in_without_a_restart(federation, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from in_process_sites import SITES, SMALL, Here, at_sites, hosts
 
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import WORDS, plain_text
 from fedstrata.core.wire import pack_report, unpack_report
 from fedstrata.remote.introduction import Introduction
@@ -163,4 +163,4 @@ def test_strangers_who_connect_to_the_stream_and_stay_silent_are_shown_the_door(
 
 
 def test_a_reason_travels_whole_where_it_is_short():
-    assert Failure.of(FedstrataError("no data here")).reason == "no data here"
+    assert Failure("no data here").reason == "no data here"

@@ -11,7 +11,7 @@ import pytest
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.remote.site_socket import Door, ask
-from fedstrata.remote.transport import Failure, attempted
+from fedstrata.remote.transport import Failure, attempt
 
 MB = 1_000_000
 PATIENCE = 300.0  # seconds for what will come, on however busy a machine
@@ -97,6 +97,6 @@ def test_a_full_disk_is_one_line_at_the_site_and_words_for_the_server(caplog):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device", "/secret/path")
 
-    assert attempted(full, b"", Failure.of) == Failure("its disk is full")
+    assert attempt(full, b"") == Failure("its disk is full")
     (record,) = caplog.records
     assert (record.exc_info, "No space left on device" in record.message) == (None, True)

@@ -10,9 +10,9 @@ from in_process_sites import SITES, SMALL, model, with_keys
 
 from fedstrata import RequestError, train
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.enclave.dev_insecure import InsecureWarning
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote import enclave
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.session import run_at_sites
@@ -26,7 +26,7 @@ FOUR = (*SITES, "dresden")
 INSECURE = {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
 FLIPS = {"method.name": "flips", "data.clients": 4, "train.clients_per_round": 2, "method.selector.clusters": 2}
 INSIDE = FLIPS | INSECURE | {"privacy.clustering": "enclave", "train.rounds": 4}
-TRUSTED = Setting("dev-insecure", allow_insecure=True)
+TRUSTED = EnclaveChoice(attestation="dev-insecure", allow_insecure=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,11 @@ def test_sites_tell_the_enclave_and_the_server_hears_nothing_of_it(tmp_path, key
     ("pinned", "why"),
     [
         (None, "has not said which enclave it may trust"),
-        (Setting(), "has not said which enclave it may trust"),
-        (Setting("dev-insecure"), "was not allowed"),
-        (Setting("dev-insecure", True, measurement="ab" * 48), "runs other code"),
-        (Setting(measurement="ab" * 48), "'sev-snp' is asked for"),
-        (Setting("dev-insecure", True, noise=0.5), "wants at least 0.5"),
+        (EnclaveChoice(), "has not said which enclave it may trust"),
+        (EnclaveChoice(attestation="dev-insecure"), "was not allowed"),
+        (EnclaveChoice(attestation="dev-insecure", allow_insecure=True, measurement="ab" * 48), "runs other code"),
+        (EnclaveChoice(measurement="ab" * 48), "'sev-snp' is asked for"),
+        (EnclaveChoice(attestation="dev-insecure", allow_insecure=True, noise=0.5), "wants at least 0.5"),
     ],
     ids=["nothing", "defaults", "insecure", "other code", "hardware", "noise"],
 )

@@ -20,8 +20,8 @@ from fedstrata.remote.client_state import RUNS, StateOnDisk
 from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.protocol import build_reply, split
 from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_registry import recorded
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_registry import read_sites
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.source import only, source
 from fedstrata.runs.folder import Run
 
@@ -263,7 +263,7 @@ def test_a_resumed_run_goes_on_at_its_own_sites(tmp_path):
     made = sites({})
     with pytest.raises(KeyboardInterrupt):
         at(Here(made), tmp_path, {}, watch=stop)
-    made["amsterdam"] = Host("amsterdam", made["bonn"].load)  # another one came; it would be the first by name
+    made["amsterdam"] = SiteServer("amsterdam", made["bonn"].load)  # another one came; it would be the first by name
 
     class Closed(Here):
         def reachable(self):  # and cannot be had for this run
@@ -271,7 +271,7 @@ def test_a_resumed_run_goes_on_at_its_own_sites(tmp_path):
 
     run = at(Closed(made), tmp_path, {}, resumed=True)
     assert torch.equal(model(whole), model(run))
-    assert list(recorded(tmp_path / "sites")[1]) == list(SITES)
+    assert list(read_sites(tmp_path / "sites")[1]) == list(SITES)
 
 
 def test_a_resumed_run_asks_a_site_with_other_data_all_that_the_method_needs(tmp_path):

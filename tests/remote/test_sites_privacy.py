@@ -24,7 +24,7 @@ from fedstrata.remote.label_names import open_model
 from fedstrata.remote.protocol import build_refusal, build_reply, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_privacy import SitePrivacy
-from fedstrata.remote.site_registry import recorded
+from fedstrata.remote.site_registry import read_sites
 from fedstrata.runs.session import build_session
 
 FOUR = (*SITES, "dresden")
@@ -71,7 +71,9 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
     codes = {}
     for sealed, (name, host) in zip(known["sealed"], sorted(transport.hosts.items()), strict=True):
         codes |= (
-            SitePrivacy(name, host.load, host.credentials).open_map(bytes.fromhex(sealed), recorded(there.path)[0]).own
+            SitePrivacy(name, host.load, host.credentials)
+            .open_map(bytes.fromhex(sealed), read_sites(there.path)[0])
+            .own
         )
         assert name in known["sites"]
     order = np.array([codes[label] for label in names])

@@ -14,7 +14,7 @@ from fedstrata.report.document import figure_of
 from fedstrata.report.figures import Shown
 from fedstrata.report.figures.ranks import critical_difference
 from fedstrata.report.gather import GatheredRuns, gather
-from fedstrata.report.html_tables import best_of, compared
+from fedstrata.report.html_tables import best_of, comparison_tables
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, make_title, page
 from fedstrata.runs.compare.friedman import friedman
@@ -88,9 +88,9 @@ def test_the_winner_is_marked_and_it_is_said_where_intervals_overlap():
     assert best_of(close) == {1: "best, but close"}
     assert best_of([row("a", 0.5), row("b", 0.5)]) == {0: "best mean", 1: "best mean"}
     assert best_of(apart[:1]) == {}
-    marked = next(compared(apart))
+    marked = next(comparison_tables(apart))
     assert re.search(r'<tr[^>]*class="winner"><td[^>]*>b<span class="badge">best mean</span>', marked)
-    assert "winner" not in next(compared(apart, ranked=False))
+    assert "winner" not in next(comparison_tables(apart, ranked=False))
 
 
 def test_single_figures_are_of_the_first_method_and_of_the_best_others(tmp_path):

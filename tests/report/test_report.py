@@ -20,11 +20,11 @@ from fedstrata.core.events import FAULTS
 from fedstrata.report import figures
 from fedstrata.report.figures import curves, style
 from fedstrata.report.gather import gather
-from fedstrata.report.html_tables import compared as compared_html
+from fedstrata.report.html_tables import comparison_tables as compared_html
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, make_title, page
 from fedstrata.report.run_data import RunData
-from fedstrata.runs.progress import remarked
+from fedstrata.runs.progress import describe_remark
 from fedstrata.testing import tiny_federation
 
 
@@ -124,8 +124,8 @@ def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp
     assert run_data.faults[1].clients == (1,)
     assert {bar.name for bar in plots.faults(run).data} == {FAULTS[event["event"]] for event, *_ in AT_SITES[1:]}
     assert "bonn has 5 samples, and had 9" in page(gather([run.path]))
-    assert remarked(AT_SITES[1][0]) == "site away: bonn (clients 1)"
-    assert remarked(AT_SITES[5][0]) == "round 4: site lost its state: bonn (clients 1)"
+    assert describe_remark(AT_SITES[1][0]) == "site away: bonn (clients 1)"
+    assert describe_remark(AT_SITES[5][0]) == "round 4: site lost its state: bonn (clients 1)"
 
 
 def test_every_event_is_a_fault_or_known_to_be_none():
@@ -231,7 +231,7 @@ def test_methods_of_two_comparisons_stay_apart(compared, tmp_path):
     shutil.copytree(compared.path, again)
     gathered = gather([compared.path, again])
     groups = ["c/fedavg", "c/fedprox", "again/fedavg", "again/fedprox"]
-    assert list(curves.grouped(gathered.runs_data)) == [row["method"] for row in gathered.rows] == groups
+    assert list(curves.group_runs(gathered.runs_data)) == [row["method"] for row in gathered.rows] == groups
     assert make_title(gathered) == "4 methods on data from Python, 2 seeds"
 
 

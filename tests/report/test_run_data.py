@@ -13,7 +13,8 @@ from fedstrata import RequestError
 from fedstrata.report.gather import gather
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, page
-from fedstrata.report.run_data import SEEN, RunData, newer
+from fedstrata.report.run_data import SEEN, RunData
+from fedstrata.report.sanity import newer
 
 
 def test_a_trail_holds_what_the_events_say(small):

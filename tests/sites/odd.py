@@ -22,7 +22,7 @@ from fedstrata.deploy import client
 from fedstrata.remote import site_process
 from fedstrata.remote.flower import stream_site
 from fedstrata.remote.flower.framing import Kind
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 
 LIES = {
     "nan": lambda tensor: tensor * torch.nan,
@@ -43,7 +43,7 @@ def lied(data: bytes, how: str) -> bytes:
 
 def misbehave(name: str) -> None:
     """Do tasks as it is wished to, and note when the site is on the stream."""
-    answer, evaluate, parcels = Site.answer, Host._evaluate, stream_site.parcels
+    answer, evaluate, parcels = Site.answer, SiteServer._evaluate, stream_site.parcels
 
     def hold(wish: Path) -> None:
         """Wait until a wish is taken back."""
@@ -74,7 +74,7 @@ def misbehave(name: str) -> None:
                 (place() / f"{name}.joined").touch()
             yield parcel
 
-    Site.answer, Host._evaluate, stream_site.parcels = answered, evaluated, heard
+    Site.answer, SiteServer._evaluate, stream_site.parcels = answered, evaluated, heard
 
 
 if __name__ == "__main__":

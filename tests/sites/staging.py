@@ -19,7 +19,7 @@ from benchmarks._ports import free_port
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy import keys, processes, submit
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.server import FederationServer, found
+from fedstrata.deploy.server import FederationServer, find_server
 from fedstrata.runs.folder import Run
 
 SITES = ("a", "b", "c")
@@ -123,7 +123,7 @@ class Federation:
 
     @property
     def there(self) -> FederationServer:
-        return found(self.address)
+        return find_server(self.address)
 
     def log(self, site: str) -> str:
         """Return what Flower's part of a site logged."""

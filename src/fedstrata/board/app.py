@@ -22,7 +22,7 @@ from fedstrata.board.feed import Board, Feed
 from fedstrata.board.notes import Notes, write_notes
 from fedstrata.board.settings import defaults
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.report.document import embedded, look
+from fedstrata.report.document import embed_json, look
 from fedstrata.report.figures import SECTIONS
 
 HEARTBEAT = 20  # pauses after which a silent stream says that it is still there, and so finds out who has left
@@ -112,7 +112,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _page(_: Request) -> Response:
-    held = embedded({"figures": {}, "sections": SECTIONS, "defaults": defaults(), **look()})
+    held = embed_json({"figures": {}, "sections": SECTIONS, "defaults": defaults(), **look()})
     return Response(_text("board/board.html").replace("HELD", held), media_type="text/html")
 
 

@@ -26,10 +26,10 @@ def board(
     ] = None,
 ) -> None:
     """Watch runs in a browser while they train. Several can be laid over each other."""
-    needed()(runs, host, port, token, say)
+    import_serve()(runs, host, port, token, say)
 
 
-def needed() -> Callable[..., None]:
+def import_serve() -> Callable[..., None]:
     """Return what serves the board; say what is missing for it."""
     try:
         from fedstrata.board.serve import serve

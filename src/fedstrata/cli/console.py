@@ -60,9 +60,9 @@ def console(
     from rich.console import Console
 
     from fedstrata.deploy.overview import look
-    from fedstrata.deploy.server import found
+    from fedstrata.deploy.server import find_server
 
-    there = found(server)
+    there = find_server(server)
     if board:
         on_board(there, operator, port, runs)
     elif as_json:
@@ -105,19 +105,19 @@ def refuse(run: Number, server: There = HERE, operator: Operator = None) -> None
 
 def _ordered(action: Action, run: str, server: str, operator: Path | None) -> None:
     from fedstrata.deploy.run_orders import order
-    from fedstrata.deploy.server import found
+    from fedstrata.deploy.server import find_server
 
-    print(order(found(server), action, run, operator))
+    print(order(find_server(server), action, run, operator))
 
 
 def on_board(there: FederationServer, operator: Path | None, port: int, runs: Path | None) -> None:
     """Serve the board with the federation on it, until Ctrl-C."""
-    from fedstrata.cli.board import needed, say
+    from fedstrata.cli.board import import_serve, say
     from fedstrata.deploy.board_console import BoardConsole
 
     latest = there.latest()
     root = runs or (latest.parent if latest is not None else Path("runs"))
-    needed()(root, "127.0.0.1", port, None, say, BoardConsole(there, operator))
+    import_serve()(root, "127.0.0.1", port, None, say, BoardConsole(there, operator))
 
 
 # ---- the view

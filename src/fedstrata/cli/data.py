@@ -87,7 +87,7 @@ def fetch(
                 say(f"{name}: this is only a part of the published set")
     elif source is not None:
         raise RequestError(f"{name} comes with fedstrata; there is nothing to take from {source}")
-    _tell(catalog.row(part.key) if isinstance(part, Published) else catalog.embedded(name), as_json)
+    _tell(catalog.row(part.key) if isinstance(part, Published) else catalog.describe_embedded(name), as_json)
 
 
 @app.command("import")

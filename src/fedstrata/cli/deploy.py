@@ -79,7 +79,7 @@ def server(
     from fedstrata.deploy.keys import of_server
     from fedstrata.deploy.server import FederationServer, public_name, serve
 
-    flower.required()
+    flower.require_flower()
     _either(keys, insecure, "DIR/server")
     folder, names = (None, []) if keys is None else of_server(keys, host)
     asked = FederationServer(
@@ -141,19 +141,19 @@ def client(
 ) -> None:
     """Start a site that trains on its own data, until Ctrl-C."""
     from fedstrata.deploy import flower, state
-    from fedstrata.deploy.client import CheckedClient, FederationClient, described, part
+    from fedstrata.deploy.client import CheckedClient, FederationClient, describe_data, read_part
     from fedstrata.deploy.keys import of_site
     from fedstrata.remote.policy.rules import read_policy
 
-    flower.required()
+    flower.require_flower()
     name, at = state.site_name(site), state.join_address(*state.address(server))
     _either(keys, insecure, f"DIR/sites/{name}")
     rules = read_policy(policy, allow_part or [])
-    experiment = described(data, overrides(sets))
+    experiment = describe_data(data, overrides(sets))
     table, seed = experiment.dump()["data"], experiment.train.seed
     enclave = experiment.privacy.enclave.model_dump()
     own = None if keys is None else of_site(keys, name)
-    share = None if partition is None else part(partition)
+    share = None if partition is None else read_part(partition)
     asked = FederationClient(name, at, own, table, seed, enclave, share, patience, rules)
     become_attendant(CheckedClient.of(asked, rest, metrics_port, metrics_host))
 
@@ -217,7 +217,7 @@ def run(
         from fedstrata.deploy import flower, submit
         from fedstrata.deploy.processes import undisturbed
         from fedstrata.deploy.run_queue import turn
-        from fedstrata.deploy.server import found
+        from fedstrata.deploy.server import find_server
         from fedstrata.runs.folder import Run
         from fedstrata.runs.progress import reporter
 
@@ -232,8 +232,8 @@ def run(
         return
     if sites is None and resume is None:
         raise RequestError("--sites is required: how many sites to wait for")
-    flower.required()
-    there = found(server, _say)
+    flower.require_flower()
+    there = find_server(server, _say)
     how = {"wait": wait, "deadline": deadline, "stream": stream}
     if resume is not None:
         asked = submit.again(there, resume, sites, _say, **how)
@@ -275,11 +275,11 @@ def status(
     from fedstrata.deploy.keys import expiring
     from fedstrata.deploy.overview import run_state, waits_for
     from fedstrata.deploy.run_queue import tickets
-    from fedstrata.deploy.server import found
+    from fedstrata.deploy.server import find_server
     from fedstrata.deploy.status import sites
 
-    flower.required()
-    there = found(server)
+    flower.require_flower()
+    there = find_server(server)
     folder = folder or there.latest()
     for line in [] if there.keys is None else expiring(Path(there.keys)):  # first: it may be why nobody answers
         print(f"WARNING: {line}", file=sys.stderr)

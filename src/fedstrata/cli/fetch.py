@@ -34,7 +34,7 @@ def fetch(
 ) -> None:
     """Get the model of a finished run, for `fedstrata predict`."""
     from fedstrata.deploy import state
-    from fedstrata.deploy.fetch import chosen, shelf_of
+    from fedstrata.deploy.fetch import choose_run, shelf_of
     from fedstrata.deploy.keys import of_site
 
     name = state.site_name(site) if site is not None else _only_site()
@@ -46,7 +46,7 @@ def fetch(
     if shows:
         print(json.dumps(runs) if as_json else "\n".join(_line(each) for each in runs) or "no finished runs yet")
         return
-    wanted = chosen(runs, run)
+    wanted = choose_run(runs, run)
     folder = out or Path("models") / wanted["run"]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"-o {folder} is there already; name another folder")

@@ -35,7 +35,7 @@ def package(
     """Write one archive a site, with all that it needs. Keys, configuration, start script, systemd unit, containers."""
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import state
-    from fedstrata.deploy.client import described
+    from fedstrata.deploy.client import describe_data
     from fedstrata.deploy.package import MetricsAddress, for_server, for_site, sites_of, write_all
     from fedstrata.remote.policy.rules import read_policy
 
@@ -44,7 +44,7 @@ def package(
     wanted = known if sites is None else [name.strip() for name in sites.split(",") if name.strip()]
     if strange := [name for name in wanted if name not in known]:
         raise RequestError(f'--sites names "{strange[0]}", which has no keys in {keys}; there are: {", ".join(known)}')
-    table = described(data, overrides(sets)).dump()["data"]
+    table = describe_data(data, overrides(sets)).dump()["data"]
     named = {key: table[key] for key in ("name", "path") if table.get(key) is not None}
     usual = Experiment.of({"data": named}).dump()["data"]
     given = named | {key: value for key, value in table.items() if value not in (None, usual.get(key))}

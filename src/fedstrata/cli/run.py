@@ -107,7 +107,8 @@ def run(
 
 def conclude(done: Run, as_json: bool) -> None:
     """Print the outcome of a run."""
-    from fedstrata.config.experiment import Experiment, Privacy
+    from fedstrata.config.experiment import Experiment
+    from fedstrata.config.sections import Privacy
 
     asked_for = [key for key in ASKED_FOR if key in done.summary]
     shown = {key: done.summary.get(key) for key in (*SHOWN, *asked_for)}

@@ -60,7 +60,8 @@ def _state() -> list[Any]:
 def _collect() -> dict[str, Any]:
     from typing import Literal, get_args, get_origin
 
-    from fedstrata.config.experiment import Experiment, Section
+    from fedstrata.config.experiment import Experiment
+    from fedstrata.config.sections import Section
     from fedstrata.core import registry
     from fedstrata.reproduce.table import all_tables
 

@@ -16,9 +16,10 @@ from torch import nn
 from fedstrata.client.network import change_head, find_head
 from fedstrata.client.own_module import check_gradient, fill_lazy, take_module
 from fedstrata.config.completion import GIVEN, make, own_options
-from fedstrata.config.experiment import Data, Experiment, ModelChoice
+from fedstrata.config.experiment import Experiment
 from fedstrata.config.model_info import place_rows, read_model
 from fedstrata.config.open_stages import open_stages
+from fedstrata.config.sections import Data, ModelChoice
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer

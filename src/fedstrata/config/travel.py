@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
 from fedstrata.config import tables
-from fedstrata.config.experiment import Experiment, Section
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Section
 from fedstrata.core import origin, registry
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.recipes import STAGES

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 
 LEFT = ' style="text-align:left"'  # notebooks set cells at the right
+WIDTH, HEIGHT = 320, 60  # of a curve
 
 
 def title(text: str) -> str:
@@ -34,14 +35,14 @@ def notes(said: Iterable[str]) -> str:
     return f"<ul>{lines}</ul>" if lines else ""
 
 
-def curve(values: Sequence[float], width: int = 320, height: int = 60) -> str:
+def curve(values: Sequence[float]) -> str:
     """Draw shares from 0 to 1, one after another; nothing where there are fewer than two."""
     if len(values) < 2:
         return ""
-    step = width / (len(values) - 1)
-    points = " ".join(f"{at * step:.1f},{height * (1 - value):.1f}" for at, value in enumerate(values))
+    step = WIDTH / (len(values) - 1)
+    points = " ".join(f"{at * step:.1f},{HEIGHT * (1 - value):.1f}" for at, value in enumerate(values))
     line = f'<polyline fill="none" stroke="currentColor" stroke-width="1.5" points="{points}"/>'
-    return f'<svg width="{width}" height="{height}" role="img" aria-label="accuracy by evaluation">{line}</svg>'
+    return f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="accuracy by evaluation">{line}</svg>'
 
 
 def _cells(line: Sequence[object], at: int, best: Collection[tuple[int, int]], words: int) -> str:

@@ -102,11 +102,11 @@ def put_aside(path: Path, largest: int = LARGEST, kept: int = KEPT) -> bool:
     return True
 
 
-def cut_off(path: Path, largest: int = LARGEST, kept: int = KEPT) -> bool:
+def cut_off(path: Path, largest: int = LARGEST) -> bool:
     """Copy a log that is full and empty it: for those whose writers keep them open, and only ever append."""
     if not _full(path, largest):
         return False
-    _shift(path, kept)
+    _shift(path, KEPT)
     older = _older(path, 1)
     try:
         handle = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -15,7 +15,7 @@ from fedstrata.data.sets.hugging_face import HuggingFace
 from fedstrata.data.sets.own import Own
 from fedstrata.data.store import folder
 
-__all__ = ["embedded", "folder", "row", "rows"]
+__all__ = ["describe_embedded", "folder", "row", "rows"]
 
 
 def rows() -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def rows() -> list[dict[str, Any]]:
         if issubclass(part, Published):
             found += of or [_row(name, name, licence=part.licence)]
         elif not issubclass(part, (Own, HuggingFace)):  # which hold what a user names
-            found.append(embedded(name))
+            found.append(describe_embedded(name))
     named = set(registry.names("datasets"))
     return found + [r for r in stored if r["name"] == "own" or (r["damaged"] and r["name"] not in named)]
 
@@ -67,7 +67,7 @@ def _stored(key: str) -> dict[str, Any]:
         return _row(max(named, key=len, default=key), key, fetched=True, damaged=True, path=str(home))
 
 
-def embedded(name: str) -> dict[str, Any]:
+def describe_embedded(name: str) -> dict[str, Any]:
     """Describe a data set that needs no fetching."""
     part = registry.build("datasets", name, {}, "data")
     arrays = part.load()

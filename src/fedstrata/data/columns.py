@@ -1,7 +1,7 @@
 """Tables of several owners as one: columns go by name, and categories are those of all.
 
 Each owner encoded its own table. `common_columns` says in which order and with which values all of them do,
-`rearranged` brings an owner's features there.
+`rearrange` brings an owner's features there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def common_columns(owners: Mapping[str, Sequence[Column]]) -> tuple[Column, ...]
     return tuple(column if column.values is None else _united(column.name, owners) for column in order)
 
 
-def rearranged(x: np.ndarray, own: Sequence[Column], wanted: Sequence[Column]) -> np.ndarray:
+def rearrange(x: np.ndarray, own: Sequence[Column], wanted: Sequence[Column]) -> np.ndarray:
     """Return encoded features in the order of other columns, which may have more values."""
     if tuple(own) == tuple(wanted):
         return x

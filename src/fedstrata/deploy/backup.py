@@ -32,7 +32,7 @@ from fedstrata.deploy import state
 from fedstrata.deploy.auth_proxy import NODES
 from fedstrata.deploy.processes import running
 from fedstrata.deploy.run_book import FILE as BOOK
-from fedstrata.deploy.run_book import booked
+from fedstrata.deploy.run_book import read_booked
 from fedstrata.deploy.run_copy import copy_run
 from fedstrata.deploy.state import QUEUE
 from fedstrata.remote.orders import FILE as ORDERS
@@ -153,7 +153,7 @@ def _stamp(path: Path) -> int:
 
 def _copy_runs(folder: Path, place: Path) -> dict[str, str]:
     """Copy the folders of runs that are still there; give their old places by number."""
-    there = [run.path for run in booked(folder) if Path(run.path).is_dir()]
+    there = [run.path for run in read_booked(folder) if Path(run.path).is_dir()]
     for number, path in enumerate(there):
         copy_run(Path(path), place / str(number))
     return {str(number): path for number, path in enumerate(there)}
@@ -161,7 +161,7 @@ def _copy_runs(folder: Path, place: Path) -> dict[str, str]:
 
 def _move(folder: Path, homes: dict[str, str]) -> None:
     """Let the book of runs, and the note of the latest one, name the folders where they are now."""
-    known = booked(folder)
+    known = read_booked(folder)
     (folder / BOOK).unlink(missing_ok=True)
     for run in known:
         append(folder / BOOK, asdict(replace(run, path=homes.get(run.path, run.path))))

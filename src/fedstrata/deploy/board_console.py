@@ -7,7 +7,7 @@ from typing import Any, cast, get_args
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.overview import RunRow, SiteRow, look
-from fedstrata.deploy.run_orders import named, order
+from fedstrata.deploy.run_orders import name_operator, order
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import clock
 from fedstrata.remote.orders import Action
@@ -18,7 +18,7 @@ class BoardConsole:
 
     def __init__(self, server: FederationServer, operator: Path | None):
         self._server, self._operator = server, operator
-        self._who = named(server, operator) if operator is not None or server.keys is None else ""
+        self._who = name_operator(server, operator) if operator is not None or server.keys is None else ""
 
     def look(self) -> dict[str, Any]:
         """Return sites, runs and queue, last answers and what went wrong."""

@@ -136,7 +136,7 @@ class CheckedClient:
         return {**self.told, "socket": str(socket)}
 
 
-def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
+def describe_data(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
     """Read what a site has: an experiment file, the name of a data set, or a file or folder of its own samples.
 
     And which enclave it trusts.
@@ -147,12 +147,12 @@ def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
             f"{strange[0]} cannot be set: a site only says what data it has (data.*, train.seed) and which enclave it "
             "trusts (privacy.enclave.*)"
         )
-    from fedstrata.privacy.enclave.launch import Setting  # noqa: PLC0415 - torch
+    from fedstrata.privacy.enclave.launch import trusted_policy  # noqa: PLC0415 - torch
 
     experiment = _described(data, overrides)
-    pinned = Setting(**experiment.privacy.enclave.model_dump())
+    pinned = experiment.privacy.enclave
     if pinned.measurement is not None or pinned.attestation == "dev-insecure":
-        _ = pinned.policy  # which says what is wrong with it
+        trusted_policy(pinned)  # which says what is wrong with it
     return experiment
 
 
@@ -172,7 +172,7 @@ def _described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
     return Experiment.of({"data": {"name": "own", "path": data}}, **overrides)
 
 
-def part(text: str) -> tuple[int, int]:
+def read_part(text: str) -> tuple[int, int]:
     """Read I/N."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     if match is None or not int(match[1]) < int(match[2]):
@@ -182,7 +182,7 @@ def part(text: str) -> tuple[int, int]:
 
 def attend(client: CheckedClient, say: Say) -> None:
     """Start a site and keep it until one of its processes ends by itself, or somebody ends it."""
-    flower.required()
+    flower.require_flower()
     folder = state.private(state.of_site(client.site))
     name = f"site {client.site}"
     with state.for_sockets(f"site-{client.site}") as sockets, closing(Household(folder, name)) as household:

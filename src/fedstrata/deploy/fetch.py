@@ -106,7 +106,7 @@ def shelf_of(site: str, server: str | None, keys: Path | None, insecure: bool) -
     return Shelf(site, server or known.server, None if insecure else keys or known.keys)
 
 
-def chosen(runs: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, Any]:
+def choose_run(runs: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, Any]:
     """Return the run of a name; without one the latest."""
     if not runs:
         raise RequestError("there is no finished run yet in which this site took part")

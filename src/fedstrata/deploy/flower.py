@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 PATIENCE = 120.0  # seconds that one of Flower's short commands may take
 
 
-def required() -> None:
+def require_flower() -> None:
     """Refuse to go on without Flower."""
     if find_spec("flwr") is None:
         raise RequestError('real sites need Flower, which is not installed here: pip install "fedstrata[flower]"')
@@ -142,7 +142,7 @@ def _called(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     around = environment(folder)
     command = shutil.which("flwr", path=around["PATH"])
     if command is None:
-        required()
+        require_flower()
         raise RequestError("Flower is installed, but its command `flwr` is not where it should be; install it again")
     try:
         return subprocess.run(  # in our folder: Flower looks for projects of its own in the one it is started in

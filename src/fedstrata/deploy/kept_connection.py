@@ -10,12 +10,14 @@ from pathlib import Path
 
 from fedstrata.deploy.state import address
 
+SECONDS = 5.0  # until a server that is silent gives no answer
+
 
 class KeptConnection:
     """Asks one server; where the server closed the connection meanwhile, on a new one."""
 
-    def __init__(self, server: str, authority: Path | None, seconds: float = 5.0):
-        self._server, self._authority, self._seconds = server, authority, seconds
+    def __init__(self, server: str, authority: Path | None):
+        self._server, self._authority = server, authority
         self._open: HTTPConnection | None = None
         self.certificate_end: datetime | None = None  # of the server's, as the last connection showed it
 
@@ -45,9 +47,9 @@ class KeptConnection:
     def _new(self) -> HTTPConnection:
         host, port = address(self._server)
         if self._authority is None:
-            return HTTPConnection(host, port, timeout=self._seconds)
+            return HTTPConnection(host, port, timeout=SECONDS)
         trust = ssl.create_default_context(cafile=str(self._authority))
-        connection = HTTPSConnection(host, port, timeout=self._seconds, context=trust)
+        connection = HTTPSConnection(host, port, timeout=SECONDS, context=trust)
         connection.connect()
         shown = connection.sock.getpeercert() or {}
         self.certificate_end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)

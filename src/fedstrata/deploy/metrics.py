@@ -24,7 +24,7 @@ from fedstrata.core.event_lines import read_event
 from fedstrata.core.file_lock import is_locked
 from fedstrata.deploy import keys
 from fedstrata.deploy.processes import everybody, family
-from fedstrata.deploy.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, booked
+from fedstrata.deploy.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, read_booked
 from fedstrata.deploy.site_reports import AWAY, BUSY, FULL, READY, SiteCondition, conditions
 from fedstrata.deploy.state import QUEUE, join_address
 
@@ -147,8 +147,8 @@ class ServerFigures:
         if self._certificates is not None:  # who was revoked is not away, but none of the federation's
             said = {site: how for site, how in said.items() if site in registered}
         yield from of_sites(said, registered)
-        runs = booked(self._folder)
-        states = Counter(run.state() for run in runs) + Counter({QUEUED: queued(self._folder)})
+        runs = read_booked(self._folder)
+        states = Counter(run.state() for run in runs) + Counter({QUEUED: count_queued(self._folder)})
         figure = MetricFamily("fedstrata_runs", "Runs by what has become of them.", labels=("state",))
         for state in STATES:
             figure.add(states[state], state)
@@ -173,7 +173,7 @@ def of_sites(said: Mapping[str, SiteCondition], registered: Set[str]) -> Iterato
     yield heard
 
 
-def queued(folder: Path) -> int:
+def count_queued(folder: Path) -> int:
     """Count the runs that wait for their turn, or for an operator's approval: the server does not know them yet."""
     count = 0
     for file in (folder / QUEUE).glob("*.json"):

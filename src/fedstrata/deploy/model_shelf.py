@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 
-from fedstrata.deploy.run_book import FINISHED, BookedRun, booked
+from fedstrata.deploy.run_book import FINISHED, BookedRun, read_booked
 from fedstrata.deploy.web_app import App, Receive, Scope, Send
 
 MODELS = "/fedstrata-models"
@@ -54,7 +54,7 @@ class ModelShelf:
     def runs(self, site: str | None) -> Iterator[tuple[str, BookedRun]]:
         """Return the finished runs of a site, the oldest first, each under a name of its own."""
         taken: dict[str, int] = {}
-        for run in booked(self._folder):
+        for run in read_booked(self._folder):
             if run.state() == FINISHED and (site is None or site in _sites(Path(run.path))):
                 taken[run.name] = taken.get(run.name, 0) + 1
                 again = taken[run.name]

@@ -15,7 +15,7 @@ from fedstrata.deploy.run_orders import actions
 from fedstrata.deploy.run_queue import Ticket, control_of, tickets
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import SiteCondition, clock
-from fedstrata.deploy.status import contributed
+from fedstrata.deploy.status import count_contributions
 from fedstrata.remote.orders import Action
 from fedstrata.remote.waiting_note import read_waiting
 from fedstrata.runs.folder import Run
@@ -69,7 +69,7 @@ def look(server: FederationServer) -> Overview:
     """Look now."""
     latest, how, may = server.latest(), server.conditions(), server.nodes()
     events = list(Run(latest).events()) if latest is not None else []
-    given = contributed(Run(latest)) if latest is not None else {}
+    given = count_contributions(Run(latest)) if latest is not None else {}
     names = sorted({*may, *how, *given})
     faults = [describe_fault(event) for event in events if event["event"] in FAULTS][-FAULTS_SHOWN:]
     return Overview(

@@ -76,7 +76,7 @@ def book(folder: Path, run: BookedRun) -> None:
     append_line(folder / FILE, asdict(run))
 
 
-def booked(folder: Path) -> list[BookedRun]:
+def read_booked(folder: Path) -> list[BookedRun]:
     """Return the runs of a server, the oldest first; of one that was resumed, the last line."""
     try:
         lines = (folder / FILE).read_text().splitlines()
@@ -99,7 +99,7 @@ class RunWatch:
     def __init__(self, folder: Path):
         self._folder, self._seen, self._next = folder, -1, 0.0
         self._open: list[BookedRun] = []  # runs that may still change
-        self._known = {(run.path, run.at): run.state() for run in booked(folder)}
+        self._known = {(run.path, run.at): run.state() for run in read_booked(folder)}
 
     def turn(self) -> None:
         """Look at the runs now and then, and log what is new."""
@@ -108,7 +108,7 @@ class RunWatch:
         self._next = time.monotonic() + LOOK
         if (size := self._size()) != self._seen:
             self._seen = size
-            self._open = [run for run in booked(self._folder) if self._known.get((run.path, run.at)) not in OVER]
+            self._open = [run for run in read_booked(self._folder) if self._known.get((run.path, run.at)) not in OVER]
         for run in self._open:
             self._look(run)
         self._open = [run for run in self._open if self._known[run.path, run.at] not in OVER]

@@ -26,7 +26,7 @@ def order(server: FederationServer, action: Action, run: str, operator: Path | N
     return f"{said.operator} said {action} to {ticket.words}"
 
 
-def named(server: FederationServer, operator: Path | None) -> str:
+def name_operator(server: FederationServer, operator: Path | None) -> str:
     """Return who would give orders; refuse a key that does not count."""
     return _signed(server, "pause", "", operator).operator
 

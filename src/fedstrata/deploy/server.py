@@ -107,7 +107,7 @@ class FederationServer:
 
 def serve(asked: FederationServer, say: Say) -> None:
     """Start a server and keep it until it ends or somebody ends it."""
-    flower.required()
+    flower.require_flower()
     folder = state.private(asked.folder)
     name = f"a server on port {asked.port}"
     with state.for_sockets(f"server-{asked.port}") as sockets, closing(Household(folder, name)) as household:
@@ -152,7 +152,7 @@ def public_name(host: str, names: Sequence[str]) -> str:
     return outside[0] if outside else flower.LOOPBACK if names else socket.gethostname()
 
 
-def found(text: str, say: Say | None = None) -> FederationServer:
+def find_server(text: str, say: Say | None = None) -> FederationServer:
     """Return the server of this machine that an address names; one that is about to start is waited for."""
     _, port = state.address(text)
     folder = state.of_server(port)
@@ -176,7 +176,7 @@ def found(text: str, say: Say | None = None) -> FederationServer:
 def announce(text: str) -> None:
     """Tell a server that a run is about to be submitted, so that it can begin with what takes longest."""
     with suppress(FedstrataError, OSError, ValueError):  # whatever is wrong with it is said by whoever needs it
-        server = found(text)
+        server = find_server(text)
         ask(server.address, SOON, server.authority)
 
 

@@ -28,7 +28,7 @@ def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, A
     told = server.conditions()
     rows = [_said(row, told.get(row["site"] or "")) for row in rows]
     if run is not None:
-        given = contributed(Run.open(run))
+        given = count_contributions(Run.open(run))
         for row in rows:
             row["contributed"] = given.pop(row["site"], None)
         rows += [  # who took part, and is none of the nodes that are known now
@@ -81,7 +81,7 @@ def _row(node: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def contributed(run: Run) -> dict[str, dict[str, Any]]:
+def count_contributions(run: Run) -> dict[str, dict[str, Any]]:
     """Count from a run's events what every site did; sites are named by the event `sites`."""
     names: list[str] = []
     given: dict[str, dict[str, Any]] = {}

@@ -113,7 +113,7 @@ def fine(experiment: Experiment) -> bool:
 @contextmanager
 def submitted(submission: Submission) -> Iterator[str]:
     """Hand a run to the server, and give Flower's number of it; what was written for that is removed in the end."""
-    flower.required()
+    flower.require_flower()
     if not submission.resume:  # while it waited for its turn, somebody else may have begun there
         refuse_used(submission.path)
     make_place(submission.path)

@@ -12,13 +12,13 @@ from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
-from fedstrata.inspection.rehearsal import Cost, rehearsed
+from fedstrata.inspection.rehearsal import Cost, rehearse
 from fedstrata.inspection.rules import SkewFacts, applying
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.statement import TOLD, statement
-from fedstrata.runs.settle import settle
+from fedstrata.runs.stage_choices import choose_stages
 
 Described = Callable[[str, Mapping[str, Any]], Experiment]  # a method by name, and settings of its own
 Command = Callable[[str, Mapping[str, Any]], str]
@@ -50,7 +50,7 @@ def advise(
     facts: SkewFacts, described: Described, federation: Federation, model: nn.Module | None, command: Command
 ) -> tuple[Tried, list[Advice], dict[str, str]]:
     """Return FedAvg as the baseline, recipes that fit, and those that would but for the experiment, with the reason."""
-    baseline = tried(described("fedavg", {}), federation, model)
+    baseline = try_plan(described("fedavg", {}), federation, model)
     advice: list[Advice] = []
     refused: dict[str, str] = {}
     for rule, because in applying(facts):
@@ -58,7 +58,7 @@ def advise(
         not_here: dict[str, str] = {}
         for name in rule.recipes:
             try:
-                found = tried(described(name, settings), federation, model)
+                found = try_plan(described(name, settings), federation, model)
             except RequestError as error:
                 not_here[name] = str(error)
                 continue
@@ -72,9 +72,9 @@ def advise(
     return baseline, advice, refused
 
 
-def tried(experiment: Experiment, federation: Federation, model: nn.Module | None) -> Tried:
+def try_plan(experiment: Experiment, federation: Federation, model: nn.Module | None) -> Tried:
     """Compose a plan, rehearse it, and read its privacy statement; refuse what does not go together."""
-    experiment, _ = settle(experiment, federation, model)
+    experiment, _ = choose_stages(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse(experiment, plan, federation)
     privacy, told, clusters = experiment.privacy, frozenset(TOLD) & plan.needs, None
@@ -90,4 +90,4 @@ def tried(experiment: Experiment, federation: Federation, model: nn.Module | Non
     chained: Sequence[str] = [
         f"Beside the server, the next client: {s}" for s in said.get("next client of a chain", ())
     ]
-    return Tried(rehearsed(plan, federation), (*said["server"], *chained))
+    return Tried(rehearse(plan, federation), (*said["server"], *chained))

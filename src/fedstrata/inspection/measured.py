@@ -54,7 +54,7 @@ def leaves(tree: Mapping[str, Any], said: tuple[str, ...] = ()) -> list[Leaf]:
 
 
 @cache
-def fitted() -> dict[str, Any]:
+def read_tree() -> dict[str, Any]:
     """Return the tree that was fitted to all runs."""
     tree: dict[str, Any] = json.loads(files("fedstrata.inspection").joinpath("measured.json").read_text())
     return tree

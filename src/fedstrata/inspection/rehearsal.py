@@ -51,7 +51,7 @@ class Cost:
         }
 
 
-def rehearsed(plan: Plan, federation: Federation) -> Cost:
+def rehearse(plan: Plan, federation: Federation) -> Cost:
     """Rehearse the last rounds, when warm-ups are over."""
     plan = replace(plan, system=Devices(), why_not_fused=None)
     client_info = federation.client_info(plan.needs, plan.streams)

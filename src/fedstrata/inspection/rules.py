@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedstrata.inspection.measured import Leaf, ask, fitted, leaves
+from fedstrata.inspection.measured import Leaf, ask, leaves, read_tree
 from fedstrata.inspection.measures import Measures
 
 EVEN = 5.0  # equivalent alpha of dirichlet-class from which on labels are spread evenly
@@ -149,7 +149,7 @@ def _measured(leaf: Leaf) -> Rule:
     """Return the rule of a leaf of the tree that was fitted to runs."""
 
     def why(facts: SkewFacts) -> str | None:
-        if ask(fitted(), facts.figures) != leaf:
+        if ask(read_tree(), facts.figures) != leaf:
             return None
         like = f"{leaf.federations} federations" + (
             f" in which {' and '.join(leaf.questions)}" if leaf.questions else ""
@@ -167,7 +167,7 @@ def _measured(leaf: Leaf) -> Rule:
     )
 
 
-MEASURED = tuple(map(_measured, leaves(fitted())))
+MEASURED = tuple(map(_measured, leaves(read_tree())))
 RULES = (
     *MEASURED,
     Rule(

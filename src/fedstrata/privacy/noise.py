@@ -43,7 +43,7 @@ class UpdateNoise:
     def leaving(self, update: np.ndarray, unit: float, draw: Callable[[], Rng]) -> np.ndarray:
         """Return what leaves a client, before weights and masks; in fixed point, numbers are `unit` apart, else 0."""
         rounding = unit / 2 * len(update) ** 0.5  # how much longer an update may become where it is written so
-        flat = clipped(update, self.clip - rounding)
+        flat = clip_update(update, self.clip - rounding)
         return flat + local_noise(len(flat), self.clip, self.noise, draw()) if self.local else flat
 
     def longest(self, numbers: int) -> float:
@@ -55,7 +55,7 @@ class UpdateNoise:
         return np.zeros(numbers) if self.local else central_noise(numbers, self.clip, self.noise, draw())
 
 
-def clipped(update: np.ndarray, clip: float) -> np.ndarray:
+def clip_update(update: np.ndarray, clip: float) -> np.ndarray:
     """Scale a whole update to a norm of at most `clip`, rounding included; a shorter one stays as it is.
 
     One whose norm is not finite becomes zero: it has no direction, and something within the bound must be sent.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedstrata.config.experiment import Differential, Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Differential, Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log
 from fedstrata.core.errors import RequestError
@@ -248,9 +249,9 @@ def _as_before(
     masked: MaskedLabels, init: str, keys: Mapping[int, bytes]
 ) -> tuple[MaskedLabels, list[dict[Label, int]]]:
     """Take up the placeholders of the run that a model comes from; gives also all labels that each client knows."""
-    from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, kept_beside, take_up  # noqa: PLC0415
+    from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, read_kept, take_up  # noqa: PLC0415
 
-    event = kept_beside(init)
+    event = read_kept(init)
     if "clients" not in event:
         raise RequestError(f'model.init = "{init}": real sites trained it, and only they can go on with it')
     sealed = dict(zip(event["clients"], event["sealed"], strict=True))
@@ -285,15 +286,14 @@ def _blur_histograms(epsilon: float, now: Setup) -> None:
 
 def _enter_enclave(experiment: Experiment, now: Setup) -> None:
     """Let FLIPS cluster and select in a service of its own, where the test set lies too."""
-    from fedstrata.privacy.enclave.launch import Setting, start  # noqa: PLC0415
+    from fedstrata.privacy.enclave.launch import start  # noqa: PLC0415
     from fedstrata.privacy.enclave.policy import Scoring  # noqa: PLC0415
 
     plan, federation = now.plan, now.federation
     assert isinstance(plan.selector, Flips)
-    setting = Setting(**experiment.privacy.enclave.model_dump())
     scoring = Scoring.of(experiment, federation, plan.local.head)
     every = experiment.train.evaluate.every
-    how = setting, plan.rounds
+    how = experiment.privacy.enclave, plan.rounds
     started = start(plan.selector, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
     select_inside(now, started)
     now.evaluator = _in_own_order(started.evaluator, federation.codes)
@@ -339,10 +339,10 @@ def _cluster_in_secret(now: Setup) -> None:
     found = masked_k_means(
         members, server, key_directory, job, all_reduce.sum, plan.selector.clusters, plan.selector.elbow
     )
-    clustered(now, found)
+    take_clusters(now, found)
 
 
-def clustered(now: Setup, found: PrivateClusters) -> None:
+def take_clusters(now: Setup, found: PrivateClusters) -> None:
     """Tell the server which cluster each client is in, and no label counts."""
     now.client_info = replace(
         now.client_info,

@@ -26,7 +26,7 @@ from fedstrata.privacy.envelopes import job_of, read_envelope, read_hello
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.remote.chain_site import MOVES, SPOILT, STALE
-from fedstrata.remote.checks import expected
+from fedstrata.remote.checks import expected_shapes
 from fedstrata.remote.protocol import build_request, to_json
 
 Replies = dict[str, tuple[bytes, ...]]
@@ -64,7 +64,7 @@ class SealedChain:
         self, names: Sequence[str], key_directory: KeyDirectory, run: str, plan: Plan, note: Callable[..., None]
     ):
         self._names, self._key_directory, self._run, self._note = names, key_directory, run, note
-        shapes = expected(plan, "train") or {}
+        shapes = expected_shapes(plan, "train") or {}
         self._still = {name: torch.zeros(shapes[name], dtype=plan.local.dtype) for name in MOVES if name in shapes}
         self._hellos: dict[int, bytes] = {}
         self._trail: list[ModelHolder] = []  # who holds what since the server had the model; the latest is the last

@@ -20,7 +20,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.wire import pack, pack_report, pack_task, unpack, unpack_report, unpack_task
 from fedstrata.privacy.envelopes import Letterbox, SpoiltError, StaleError, job_of
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.remote.checks import expected
+from fedstrata.remote.checks import expected_shapes
 from fedstrata.remote.protocol import read_values
 
 SPOILT = b"spoilt"  # the reply of a site that can do nothing with what another one handed on
@@ -35,7 +35,7 @@ class ChainSite:
 
     def __init__(self, letters: Letterbox, run: str, plan: Plan):
         self._letters, self._run = letters, run
-        shapes = expected(plan, "train") or {}
+        shapes = expected_shapes(plan, "train") or {}
         self._shapes = {MOVES.get(name, name): shape for name, shape in shapes.items()}
         self._dtype = plan.local.dtype
         self._held: dict[Tag, Tensors] = {}

@@ -36,7 +36,7 @@ MOST = 1e15  # of anything that a report counts
 METRICS = 1 << 16  # bytes of the open numbers of one report, beside those of labels: they all go into the events
 
 
-def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
+def expected_shapes(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of what a training report sums, by name; None where the kind of task decides."""
     if kind == "gradient":
         return {name: shape for name, (shape, _) in _gradient(plan).items()}
@@ -114,7 +114,9 @@ def check_report(
     if noise is not None and update is not None and update_norm > (longest := noise.longest(len(update))) * (1 + 1e-5):
         raise RefusedError(f"its update is {update_norm:.3g} long, and was to be clipped to {longest:.3g}")
     size = tensor_bytes(_all(report)) + value_bytes(report.metrics)
-    whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
+    whole = size + 8 * sum(
+        int(torch.Size(shape).numel()) for shape in (expected_shapes(plan, task.kind) or {}).values()
+    )
     nbytes = min(max(report.nbytes, size), 2 * whole + 1_000_000)
     report = protect_report(fast_replace(report, finite=finite, update_norm=update_norm, nbytes=nbytes), noise)
     return hide_figures(report) if hidden else report
@@ -129,7 +131,7 @@ def unlike(reports: Mapping[int, Report]) -> list[int]:
 
 def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
     """Refuse tensors that are not those of a task."""
-    shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected(plan, task.kind)
+    shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected_shapes(plan, task.kind)
     told = {name: tuple(tensor.shape) for name, tensor in report.aggregated.items()}
     if (shapes is not None and told != shapes) or told.get("update", (plan.space.P,)) != (plan.space.P,):
         raise RefusedError("its update has another shape than the model")

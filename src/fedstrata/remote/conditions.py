@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedstrata.config.experiment import Experiment, Trust
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Trust
 from fedstrata.config.travel import to_sites
 from fedstrata.core.errors import RequestError
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.enclave.channel import Job, Party
-from fedstrata.privacy.enclave.launch import Enclave, Setting, Started, check_host
+from fedstrata.privacy.enclave.launch import Enclave, Started, check_host, choose_verifier, trusted_policy
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.enclave.selector import InEnclave
 from fedstrata.privacy.enclave.service import distribution
@@ -35,16 +36,16 @@ def start_at_sites(
     names: Sequence[str],
     places: Mapping[int, Mapping[str, Any]],
     terms: Terms,
-    setting: Setting,
+    choice: EnclaveChoice,
     note: Note,
 ) -> Started:
     """Start the service, and let all sites verify and tell it; `places` says what each is told of the run.
 
     `ask` raises where one of them does not.
     """
-    check_host(setting, note)
+    check_host(choice, note)
     job = Job(os.urandom(JOB), credentials.key_directory(names), terms.written())
-    some, enclave = by_client(names, lambda requests: ask(requests, 1)), Enclave(job, setting)
+    some, enclave = by_client(names, lambda requests: ask(requests, 1)), Enclave(job, choice)
 
     def everybody(step: bytes, told: Mapping[int, bytes]) -> dict[int, bytes]:
         return some({i: build_request("enclave", step, fields) for i, fields in told.items()})
@@ -64,7 +65,7 @@ def start_at_sites(
 class EnclaveParty:
     """A site's end: it tells its label counts to the enclave that its own administrator trusts, and to no other."""
 
-    def __init__(self, trusted: Setting | None):
+    def __init__(self, trusted: EnclaveChoice | None):
         self._trusted = trusted
         self._party: Party | None = None
         self._message = b""
@@ -90,7 +91,9 @@ class EnclaveParty:
                 f"the enclave's noise is {terms.noise:g}, and its administrator wants at least {trusted.noise:g}"
             )
         job = Job(bytes.fromhex(told["job"]), roll, text)
-        self._party = Party(int(told["client"]), job, identity, trusted.verifier, trusted.policy, os.urandom)
+        self._party = Party(
+            int(told["client"]), job, identity, choose_verifier(trusted), trusted_policy(trusted), os.urandom
+        )
         self._message = distribution(counts, secret)
         return self._party.hello()
 

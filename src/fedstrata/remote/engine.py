@@ -34,13 +34,12 @@ from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import Carry
 from fedstrata.remote.chain import SealedChain
-from fedstrata.remote.checks import check_report, expected, model_of, read_all_reduce, unlike
+from fedstrata.remote.checks import check_report, expected_shapes, model_of, read_all_reduce, unlike
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.kept_sums import KeptSum, KeptSums
 from fedstrata.remote.masked_all_reduce import invite_sites
-from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.protocol import MET, build_request, to_json
 from fedstrata.remote.site_registry import SiteNames, SiteRegistry, by_client
-from fedstrata.remote.site_server import MET
 
 Note = Callable[..., None]
 MOST_ALL_REDUCES = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
@@ -201,7 +200,7 @@ class AtSites:
 
     def _layout(self) -> Tensors:
         """Return what every site of the step sends, without its numbers."""
-        shapes, dtype = expected(self._plan, self._tasks[0].kind) or {}, self._plan.local.dtype
+        shapes, dtype = expected_shapes(self._plan, self._tasks[0].kind) or {}, self._plan.local.dtype
         if self._masks is not None and self._noise is None and not self._plan.reads_envelope:
             shapes[FIGURES] = (2,)
         return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}

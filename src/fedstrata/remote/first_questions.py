@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.remote.protocol import within
-from fedstrata.remote.site_registry import SiteRegistry, by_client, heard, replies
+from fedstrata.remote.site_registry import SiteRegistry, ask_sites, by_client, replies
 
 Notes = list[tuple[str, dict[str, Any]]]  # events of getting there, for the run's folder once there is one
 Refuse = Callable[[str, FedstrataError], None]
@@ -39,7 +39,7 @@ class FirstQuestions:
     def _replies(self, requests: Mapping[str, bytes], fields: int, refuse: Refuse) -> dict[str, tuple[bytes, ...]]:
         registry = self.registry
         ours = {name: within(registry.run, request) for name, request in requests.items()}
-        return replies(ours, heard(registry.transport, ours, fields, registry.deadline), refuse)
+        return replies(ours, ask_sites(registry.transport, ours, fields, registry.deadline), refuse)
 
     def everybody(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
         """Ask all sites before the run, by client; one that does not answer ends it."""

@@ -252,7 +252,7 @@ class RemoteFederation:
         return replace(client_info, known={**client_info.known, **placed}, setup=self.masked.bytes_up)
 
 
-def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
+def align_classes(federation: Federation, classes: Sequence[Label]) -> Federation:
     """Return a site's own data with the class indices of the run."""
     index = {label: i for i, label in enumerate(classes)}
     if strange := sum(label not in index for label in federation.classes):

@@ -12,7 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Privacy
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Combiner, Selector
@@ -20,7 +21,7 @@ from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.remote.introduction import common_classes
 from fedstrata.remote.proposal import SELDOM
 from fedstrata.remote.protocol import PendingError, SiteError, build_request, to_json
-from fedstrata.remote.site_registry import Said, SiteRegistry, heard, note_differences, read_facts
+from fedstrata.remote.site_registry import Said, SiteRegistry, ask_sites, note_differences, read_facts
 
 # Seconds. A run waits for who is not yet in it before a round, so not for long, and not often for one that is silent.
 ANSWER = 20.0  # in which newcomers say what they have
@@ -70,7 +71,7 @@ class JoiningSites:
         """Ask newcomers what they have, all at once; one that does not answer is asked again later."""
         request = build_request("introduce", to_json({**self.registry.question, **self.greeting()}))
         seconds = self._within(ANSWER)
-        said = heard(self.registry.transport, dict.fromkeys(names, request), 1, seconds)
+        said = ask_sites(self.registry.transport, dict.fromkeys(names, request), 1, seconds)
         for name in names:
             if name not in said:
                 self._later[name] = monotonic() + SILENT

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Privacy
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.privacy.labels.kept import kept_beside
+from fedstrata.privacy.labels.kept import read_kept
 from fedstrata.privacy.setup import tells_counts
 from fedstrata.remote.counts_asked import COUNTED
 from fedstrata.remote.credentials import Credentials, keys_for
 from fedstrata.remote.first_questions import FirstQuestions, say_refusals, say_too_few
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
-from fedstrata.remote.setup import masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, ask_facts, recorded
+from fedstrata.remote.setup import mask_labels_at, renumber_at
+from fedstrata.remote.site_registry import SiteRegistry, ask_facts, read_sites
 
 
 def settle_question(site_registry: SiteRegistry, privacy: Privacy, plan: Plan, federation: RemoteFederation) -> None:
@@ -70,12 +71,12 @@ def _mask_labels(
     counts = tells_counts(privacy, plan.needs)
     rng, run, names = plan.streams("placeholders"), asking.registry.run, asking.registry.names
     try:
-        known = masked_labels_at(asking.heard, keys, names, run, counts, rng, asking.note)
+        known = mask_labels_at(asking.heard, keys, names, run, counts, rng, asking.note)
     except FedstrataError as error:
         raise RequestError("; ".join([str(error), *say_refusals(asking.notes)])) from None
     if (init := experiment.model.init) is None:
         return known
-    event, earlier = kept_beside(init), recorded(Path(init).parent)
+    event, earlier = read_kept(init), read_sites(Path(init).parent)
     if earlier is None or "sites" not in event:
         raise RequestError(f'model.init = "{init}": its run had other clients than these sites')
-    return renumbered_at(asking.heard, known, run, earlier[0], MaskedRemoteFederation.read(event))
+    return renumber_at(asking.heard, known, run, earlier[0], MaskedRemoteFederation.read(event))

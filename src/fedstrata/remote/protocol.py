@@ -12,6 +12,7 @@ from fedstrata.privacy.frames import RefusedError, join, split
 
 DONE, FAILED = b"done", b"failed"
 IN = "in"  # a request that belongs to a run
+MET, REPORT = b"meet", b"report"  # what a site replies to a task: what it brings to the others, or its report
 
 
 class SiteError(FedstrataError):

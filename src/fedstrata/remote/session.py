@@ -25,7 +25,6 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.formats.tabular import some
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
@@ -33,11 +32,11 @@ from fedstrata.privacy.setup import (
     Setup,
     bounds_of,
     clip_of,
-    clustered,
     encoding_of,
     hides_label_counts,
     noise_of,
     select_inside,
+    take_clusters,
 )
 from fedstrata.remote.away_once import once_while_away
 from fedstrata.remote.chain import SealedChain, unsealable
@@ -60,12 +59,12 @@ from fedstrata.remote.proposal import RunProposal
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
-from fedstrata.remote.setup import clustered_at
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, recorded
+from fedstrata.remote.setup import cluster_at
+from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_sites
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
-from fedstrata.runs.settle import settle
+from fedstrata.runs.stage_choices import choose_stages
 from fedstrata.runs.training import begin, resume
 from fedstrata.server.bounds import bound_reports
 
@@ -105,14 +104,14 @@ class SiteClients:
     def federation(self, known: MaskedRemoteFederation | None = None) -> RemoteFederation:
         """Return what sites have, as far as the method needs to know; `known` is how labels were masked before."""
         site_registry, federation = self.site_registry, RemoteFederation.of(self.site_registry.facts, known)
-        first, _ = settle(self.experiment, federation)  # as it would be chosen before sites have told anything
+        first, _ = choose_stages(self.experiment, federation)  # as it would be chosen before sites have told anything
         plan = build_plan(first, federation)
         if not self.resumed:
             refuse(first, plan, federation)
         settle_question(site_registry, self.experiment.privacy, plan, federation)
         if not self.resumed:
             federation = ask_labels(self._asking, self.experiment, self.credentials, plan, federation)
-        self.experiment, _ = settle(self.experiment, federation)
+        self.experiment, _ = choose_stages(self.experiment, federation)
         names = site_registry.names if federation.masked is None else federation.masked.sites
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
@@ -159,16 +158,16 @@ class SiteClients:
         own = {"epsilon": privacy.histogram_epsilon}
         places = {int(i): {**self._place(i, federation), **own} for i in setup.client_info.holders}
         if privacy.clustering == "masked":
-            clustered(setup, clustered_at(self._asking.heard, keys, names, places, flips, classes))
+            take_clusters(setup, cluster_at(self._asking.heard, keys, names, places, flips, classes))
             return
-        plan, setting = setup.plan, Setting(**privacy.enclave.model_dump())
-        terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, setting.noise)
+        plan, enclave = setup.plan, privacy.enclave
+        terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, enclave.noise)
         if self.resumed:  # sites that were restarted meanwhile do not know the run
             registry = self.site_registry
             _, wrong = ask_facts(registry.transport, names, registry.question, registry.deadline)
             for name, error in wrong.items():
                 raise RequestError(f"site {name}: {error}")
-        select_inside(setup, start_at_sites(self._asking.all_heard, keys, names, places, terms, setting, setup.note))
+        select_inside(setup, start_at_sites(self._asking.all_heard, keys, names, places, terms, enclave, setup.note))
 
     def with_real_clock(self, plan: Plan) -> Plan:
         """Return the plan with time as the clock says it."""
@@ -324,7 +323,7 @@ def run_at_sites(
     possible_at_sites(described)
     described = doubting_sites(described)
     deadline = deadline or described.system.deadline or DEADLINE
-    before = recorded(path) if resumed else None
+    before = read_sites(path) if resumed else None
     notes: Notes = []
 
     def note(kind: str, **fields: Any) -> None:

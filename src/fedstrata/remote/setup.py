@@ -19,7 +19,7 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.clustering import Organiser, PrivateClusters
 from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.privacy.labels.kept import join_renumberings
-from fedstrata.privacy.labels.masking import MODES, Note, agreed, fitting
+from fedstrata.privacy.labels.masking import MODES, Note, agree, fitting
 from fedstrata.privacy.labels.parties import LabelServer
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.credentials import Credentials
@@ -32,7 +32,7 @@ MODE = "prf"  # the one mode whose secrets every site can draw for itself
 Tell = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # requests, fields -> replies that came
 
 
-def masked_labels_at(
+def mask_labels_at(
     ask: Tell, credentials: Credentials, sites: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
 ) -> MaskedRemoteFederation:
     """Let sites agree on placeholders; those that fail on the way are left out."""
@@ -57,7 +57,7 @@ def masked_labels_at(
         directories.update({i: read_values(entries) for i, (_, _, entries) in said.items() if entries})
         return {i: reply for i, (reply, _, _) in said.items()}
 
-    server = agreed(mode, range(len(sites)), begin, carry, rng, note)
+    server = agree(mode, range(len(sites)), begin, carry, rng, note)
     there = server.members
     return MaskedRemoteFederation(
         placeholders=len(server.totals),
@@ -88,7 +88,7 @@ def _is_hex(entry: Any) -> bool:
     return isinstance(entry, str) and re.fullmatch(r"([0-9a-f]{2})+", entry) is not None
 
 
-def renumbered_at(
+def renumber_at(
     ask: Tell, known: MaskedRemoteFederation, run: str, run_before: str, before: MaskedRemoteFederation
 ) -> MaskedRemoteFederation:
     """Let sites say which placeholder is which of an earlier run, and take up its numbers; all of them must."""
@@ -132,7 +132,7 @@ def renumbered_at(
     )
 
 
-def clustered_at(
+def cluster_at(
     ask: Tell,
     credentials: Credentials,
     names: Sequence[str],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import RequestError
-from fedstrata.data.columns import lacking, rearranged
+from fedstrata.data.columns import lacking, rearrange
 from fedstrata.data.federation import Federation
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Samples
@@ -98,7 +98,7 @@ def raw_in_order(federation: Federation, known: Preprocessing) -> Federation:
         raise RefusedError(f"this site's table {why}, which is not so in the run; begin a new one")
 
     def arranged(samples: Samples) -> Samples:
-        x = rearranged(samples.x.numpy(), own, known.columns) if own else samples.x.numpy()
+        x = rearrange(samples.x.numpy(), own, known.columns) if own else samples.x.numpy()
         return replace(samples, x=torch.from_numpy(x))
 
     return replace(federation, train=arranged(federation.train), test=arranged(federation.test))

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.index import Split
@@ -33,7 +34,6 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label, fold_label, refuse_spellings
 from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.clustering import ClusterMember
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.enclave.service import SECRET
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
@@ -46,7 +46,7 @@ from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.enclave import CONFIRM, SUBMIT, EnclaveParty
-from fedstrata.remote.introduction import aligned
+from fedstrata.remote.introduction import align_classes
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
 from fedstrata.remote.roll import FILE, RollError
@@ -66,7 +66,7 @@ class SitePrivacy:
         load: Callable[[], Federation],
         credentials: Credentials | None,
         gate: PolicyGate | None = None,
-        trusted: Setting | None = None,  # the enclave
+        trusted: EnclaveChoice | None = None,  # the enclave
         folder: Path | None = None,  # where it remembers
     ):
         self.name, self._load, self._credentials = name, load, credentials
@@ -167,7 +167,7 @@ class SitePrivacy:
     def own(self, told: Mapping[str, Any]) -> Federation:
         """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
-            return aligned(self._load(), told["classes"])
+            return align_classes(self._load(), told["classes"])
         known = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
         _refuse_other_spellings(known, told.get("names", ()))
         return _placed(self._load(), known)

@@ -77,7 +77,7 @@ class SiteRegistry:
 
     def begin(self, names: Collection[str], deadline: float | None) -> dict[str, FedstrataError]:
         """Tell sites of the run; give what went wrong."""
-        said = heard(self.transport, {name: self.welcome(name) for name in names}, 1, deadline)
+        said = ask_sites(self.transport, {name: self.welcome(name) for name in names}, 1, deadline)
         wrong = {name: told for name, told in said.items() if isinstance(told, FedstrataError)}
         wrong |= {
             name: SiteError("it did not answer when it was told of the run") for name in names if name not in said
@@ -136,7 +136,7 @@ class SiteRegistry:
         self, requests: Mapping[str, bytes], fields: int, deadline: float | None, enough: int | None
     ) -> dict[str, Said]:
         ours = {name: within(self.run, request) for name, request in requests.items()}
-        return heard(self.transport, ours, fields, deadline, enough)
+        return ask_sites(self.transport, ours, fields, deadline, enough)
 
     def _read_begin_reply(self, name: str, told: Mapping[str, Any]) -> None:
         """Handle a site's reply to `begin`."""
@@ -150,7 +150,7 @@ class SiteRegistry:
         """Ask a site that has other data than before what they are."""
         if self.fixed is not None:
             raise SiteError(f"its data are not those that it began with, and {self.fixed}; start a new run")
-        before, now = self.facts[name], introduced(self.transport, [name], self.question, self.deadline)[name]
+        before, now = self.facts[name], ask_introductions(self.transport, [name], self.question, self.deadline)[name]
         if strange := [label for label in now.classes or () if label not in self.classes]:
             raise SiteError(f"its data have labels that the run does not know: {strange[:5]}")
         common_classes(self.facts | {name: now})
@@ -172,7 +172,7 @@ class SiteNames(Sequence[str]):
         return self.registry.names[client]
 
 
-def introduced(
+def ask_introductions(
     transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
 ) -> dict[str, Introduction]:
     """Ask sites what they have, as far as the method needs to know; every one must say it."""
@@ -187,7 +187,7 @@ def ask_facts(
 ) -> tuple[dict[str, Introduction], dict[str, FedstrataError]]:
     """Ask sites what they have; give what they said, and why some did not."""
     request = build_request("introduce", to_json(question))
-    said = heard(transport, dict.fromkeys(names, request), 1, deadline)
+    said = ask_sites(transport, dict.fromkeys(names, request), 1, deadline)
     facts, wrong = dict[str, Introduction](), dict[str, FedstrataError]()
     for name in names:
         try:
@@ -230,7 +230,7 @@ def note_differences(name: str, facts: Introduction, note: Note) -> None:
         note("roll_refused", site=name, why=facts.roll_refused)
 
 
-def heard(
+def ask_sites(
     transport: Transport,
     requests: Mapping[str, bytes],
     fields: int,
@@ -271,7 +271,7 @@ def by_client(names: Sequence[str], tell: Callable[[Mapping[str, bytes]], Mappin
     return ask
 
 
-def recorded(folder: Path) -> tuple[str, dict[str, Introduction]] | None:
+def read_sites(folder: Path) -> tuple[str, dict[str, Introduction]] | None:
     """Return who took part in a run, as its folder has it; None where it never began."""
     if not (folder / FILE).exists():
         return None

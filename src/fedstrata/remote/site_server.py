@@ -1,19 +1,13 @@
-"""A site: its data, its model replica and its state. Everything it does is a request in and a reply out.
-
-A client update that meets others on its way (synchronised norms) replies early with what it brings, and goes on when
-the answer comes; so whoever carries the messages needs to know nothing of that.
-"""
+"""A site: its data, its model replica and its state. Everything it does is a request in and a reply out."""
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,28 +21,23 @@ from fedstrata.client.site_client import Site, StatelessError, Versions
 from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_plan, count_parameters
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core import origin
-from fedstrata.core.batch_norm import AllReduce, By
+from fedstrata.core.batch_norm import By
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import disk_is_full
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, Tag, fast_replace
+from fedstrata.core.messages import Report, fast_replace
 from fedstrata.core.plain_text import plain_text
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
-from fedstrata.core.wire import pack, pack_report, unpack, unpack_report, unpack_task
+from fedstrata.core.wire import pack_report, unpack, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import KeyDirectory
-from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, most_spent, noise_of
-from fedstrata.privacy.sums.all_reduce import Participant
-from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import act
@@ -56,12 +45,14 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.counts_asked import check_introduction, check_request
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import Introduction, aligned
+from fedstrata.remote.introduction import Introduction, align_classes
 from fedstrata.remote.ledger import Ledger
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import (
     IN,
+    MET,
+    REPORT,
     AbsentError,
     SiteError,
     VersionError,
@@ -72,65 +63,21 @@ from fedstrata.remote.protocol import (
     to_json,
 )
 from fedstrata.remote.protocol_version import PROTOCOL
+from fedstrata.remote.running_task import RunningTask
 from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
+from fedstrata.remote.site_session import SiteSession
+from fedstrata.remote.transport import hide_error
 from fedstrata.server.evaluator import answers
 
 LOG = logging.getLogger(__name__)
-MET, REPORT = b"meet", b"report"
 OPENING = ("introduce", "begin")  # requests that tell of a run; all others belong to one
 TOLD = (SiteError, RefusedError, StatelessError)  # errors whose words were written for others to read
 WORDS = 200  # characters of a refusal that the audit log keeps
 SUMMED = frozenset({"train", "gradient"})  # tasks whose updates are summed, as all drivers here name them
 
 
-@dataclass
-class SiteSession:
-    """One run, as this site takes part in it."""
-
-    run: str
-    client: int
-    site: Site
-    federation: Federation  # its own data, with the run's class indices
-    network: Network
-    space: ParameterSpace
-    everybody: int  # sites that take part
-    hides_label_counts: bool = False  # whether it tells nothing by label
-    noise: UpdateNoise | None = None  # on what leaves it
-    encoding: Encoding | None = None  # of what leaves it, where updates are masked
-    clip: float | None = None  # the same: the length that all sites keep to
-    hides_figures: bool = False  # the same: whether losses and lengths of updates are
-    key_directory: KeyDirectory | None = None  # the same
-    most_spent: float = inf  # of a privacy budget
-    step: Tag = (0, 0)  # round and step of the task at hand
-    given: bool = False  # whether the ledger has it
-    leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
-    member: SumMember | None = None
-    hops: ChainSite | None = None  # where a chain's models pass the server sealed
-    running: RunningTask | None = None  # under way: it waits for others, and leaves under this run's privacy alone
-
-    @property
-    def protected(self) -> bool:
-        """Whether updates leave under masks or with noise: then once for each step."""
-        return self.key_directory is not None or self.noise is not None
-
-    def end(self) -> None:
-        """Let go of a task that still waits for others: no other run, and no other task, goes on with it."""
-        running, self.running = self.running, None
-        if running is not None:
-            running.end()
-
-
-def _told_of(error: Exception) -> SiteError:
-    """Log an error that was not written for others, and say of it what others may know."""
-    if disk_is_full(error):
-        LOG.error("a request failed: the disk is full: %s", error)
-        return SiteError("its disk is full")
-    LOG.error("a request failed", exc_info=error)
-    return SiteError(f"{type(error).__name__} (the site's own log says where)")
-
-
-class Host:
+class SiteServer:
     """Answers for one site.
 
     `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
@@ -145,7 +92,7 @@ class Host:
         credentials: Credentials | None = None,
         folder: Path | None = None,
         policy: SitePolicy | None = None,
-        trusted: Setting | None = None,
+        trusted: EnclaveChoice | None = None,
     ):
         self.name, self._load, self._folder, self._gate = name, load, folder, PolicyGate(policy, folder)
         self._guard = SitePrivacy(name, load, credentials, self._gate, trusted, folder)
@@ -184,7 +131,7 @@ class Host:
             except TOLD as error:
                 reply = self._refused(error)
             except Exception as error:
-                reply = self._refused(_told_of(error))
+                reply = self._refused(hide_error(error))
             try:
                 self._gate.leaves(self._about.pop("kind"), reply, self._about)
             except OSError as error:
@@ -223,7 +170,7 @@ class Host:
         experiment = self._gate.admit(self._run_of(told), told.get("experiment"))
         privacy = experiment.privacy
         self._check_size(experiment, self._load())
-        federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
+        federation = self._load() if told.get("classes") is None else align_classes(self._load(), told["classes"])
         counts = None
         if check_introduction(told.get("needs", []), experiment):
             counts = self._guard.counts(federation, privacy.histogram_epsilon)
@@ -445,57 +392,3 @@ class Host:
         if self._session is None or run not in (None, self._session.run):
             raise AbsentError(f"site {self.name} was restarted, or takes part in another run")
         return self._session
-
-
-class RunningTask:
-    """A task; where norms meet, in a thread of its own: it can stop in the middle and wait for the other sites."""
-
-    def __init__(self, site: Site, task: bytes, by: By | None, participant: Participant | None = None):
-        self._participant = participant  # where what it brings must be masked
-        self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
-        self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()
-        all_reduce = None if by is None else AllReduce(by, self._exchange)
-        self._thread: threading.Thread | None = None
-        if all_reduce is None or not site.trainer.space.normed:
-            self._run(site, task, all_reduce)
-        else:
-            self._thread = threading.Thread(target=self._run, args=(site, task, all_reduce), daemon=True)
-            self._thread.start()
-
-    def next(self, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
-        """Let it go on, and give what it says next: what it brings to a meeting, or its report."""
-        if met is not None:
-            self._back.put(met)
-        said = self._out.get()
-        if isinstance(said, BaseException):
-            raise said
-        return said
-
-    def end(self) -> None:
-        """Let it go: nobody comes to meet it."""
-        self._back.put(None)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self, site: Site, task: bytes, all_reduce: AllReduce | None) -> None:
-        try:
-            with one_thread():
-                self._out.put((REPORT, site.answer(task, all_reduce)))
-        except BaseException as error:  # it belongs to whoever asked
-            self._out.put(error)
-
-    def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
-        told, brought = count, values
-        if self._participant is not None:  # how many values they are of tells how many samples this site gives
-            told, brought = (
-                0.0,
-                self._participant.masked_tensor(torch.cat([values.double().reshape(-1), _double(count)])),
-            )
-        self._out.put((MET, pack({"what": what, "count": told}, {"values": brought})))
-        if (met := self._back.get()) is None:
-            raise RefusedError("the meeting is over")
-        return met[0].reshape(values.shape), met[1]
-
-
-def _double(number: float) -> Tensor:
-    return torch.tensor([number], dtype=torch.float64)

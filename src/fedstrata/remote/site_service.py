@@ -11,15 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.json_log import FILE, JsonLines
 from fedstrata.core.origin import find_own_parts_in
 from fedstrata.data.federation import Federation
-from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream
 from fedstrata.remote.policy.resources import keep_to
 from fedstrata.remote.policy.rules import SitePolicy
-from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_server import SiteServer
 from fedstrata.remote.site_socket import serve
 from fedstrata.remote.site_state import StatedAnswer
 from fedstrata.remote.source import source
@@ -42,8 +42,8 @@ def serve_site(config: Mapping[str, Any]) -> None:
     if folder is not None:
         log_to(folder / FILE, site=config["site"], server=config["server"])
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]), kept=folder)
-    host = Host(config["site"], load, credentials, folder, policy, Setting(**config["enclave"]))
-    serve(StatedAnswer(with_stream(host.answer, policy.check_server), host.state), Path(config["socket"]))
+    site = SiteServer(config["site"], load, credentials, folder, policy, EnclaveChoice(**config["enclave"]))
+    serve(StatedAnswer(with_stream(site.answer, policy.check_server), site.state), Path(config["socket"]))
 
 
 def log_to(path: Path, **always: str) -> None:

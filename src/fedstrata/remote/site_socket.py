@@ -19,7 +19,7 @@ from socketserver import BaseRequestHandler, ThreadingMixIn, UnixStreamServer
 from types import TracebackType
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.remote.transport import LONGEST, Answer, Failure, attempted
+from fedstrata.remote.transport import LONGEST, Answer, Failure, attempt
 
 ASKED, TOLD = struct.Struct("<Q"), struct.Struct("<BQ")
 WAKE = b""  # a request that wants no answer: somebody will ask soon
@@ -110,7 +110,7 @@ class _Caller(BaseRequestHandler):
             if size > LONGEST:
                 reply: bytes | Failure = Failure(f"a request of {size} bytes is too long; allowed: {LONGEST}")
             else:
-                reply = attempted(self.server.answer, _read(self.request, size), Failure.of)
+                reply = attempt(self.server.answer, _read(self.request, size))
             failed = isinstance(reply, Failure)
             told = reply.reason.encode() if isinstance(reply, Failure) else reply
             self.request.sendall(TOLD.pack(failed, len(told)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import disk_is_full
 from fedstrata.core.plain_text import plain_text
 
+LOG = logging.getLogger(__name__)
 LONGEST = 1 << 31  # bytes of a request, and of a reply where nobody says less
 SMALL = 1 << 24  # bytes of a reply before a run's model is known: descriptions, keys and sums over labels
 
-Reply = TypeVar("Reply")
 Answer = Callable[[bytes], bytes]  # a request in, a reply out: all that a site does
 
 
@@ -26,11 +26,6 @@ class Failure:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", plain_text(self.reason))
-
-    @classmethod
-    def of(cls, error: FedstrataError) -> Failure:
-        """Say why."""
-        return cls(str(error))
 
 
 class Transport(Protocol):
@@ -62,19 +57,23 @@ class Transport(Protocol):
         """Let the sites go."""
 
 
-def attempted(answer: Answer, request: bytes, refuse: Callable[[FedstrataError], Reply]) -> bytes | Reply:
-    """Answer a request, or say why not; `refuse` puts that into a form.
-
-    What our own errors say was written to be read by others. Any other error may quote a sample: only its kind leaves
-    the site, and the rest goes to the site's own log.
-    """
+def attempt(answer: Answer, request: bytes) -> bytes | Failure:
+    """Answer a request, or say why not. What our own errors say, others may read."""
     try:
         return answer(request)
     except FedstrataError as error:
-        return refuse(error)
+        return Failure(str(error))
     except Exception as error:
-        if disk_is_full(error):
-            logging.getLogger(__name__).error("a request failed: the disk is full: %s", error)
-            return refuse(FedstrataError("its disk is full"))
-        logging.getLogger(__name__).exception("a request failed")
-        return refuse(FedstrataError(f"{type(error).__name__} (the site's own log says where)"))
+        return Failure(str(hide_error(error)))
+
+
+def hide_error(error: Exception) -> FedstrataError:
+    """Return what others may know of an error that was not written for them: it may quote a sample or a file.
+
+    Only its kind leaves the site; the rest goes to the site's own log.
+    """
+    if disk_is_full(error):
+        LOG.error("a request failed: the disk is full: %s", error)
+        return FedstrataError("its disk is full")
+    LOG.error("a request failed", exc_info=error)
+    return FedstrataError(f"{type(error).__name__} (the site's own log says where)")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedstrata.report.document import of_methods
-from fedstrata.report.figures.curves import grouped
+from fedstrata.report.figures.curves import group_runs
 from fedstrata.report.figures.style import thin
 from fedstrata.report.gather import GatheredRuns, group_of
-from fedstrata.report.html_tables import compared, folded
+from fedstrata.report.html_tables import comparison_tables, fold
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import (
     Row,
@@ -21,7 +21,7 @@ from fedstrata.runs.compare.grid import (
     grid_of_conditions,
     metrics_in,
     standing,
-    titled,
+    title_of,
     write_figure,
     write_value,
 )
@@ -34,13 +34,13 @@ WIDE, HIGH, POINTS = 84, 20, 40  # of a small curve, in pixels, and its most poi
 def by_condition(gathered: GatheredRuns) -> Iterator[str]:
     """Return the table of all conditions; then, folded away, each condition's own with differences, tests and costs."""
     rows, names = gathered.rows, conditions_of(gathered.rows)
-    yield _table(rows, names, grouped(gathered.runs_data))
+    yield _table(rows, names, group_runs(gathered.runs_data))
     yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in gathered.remarks)
     if plain := [row for row in rows if not row.get("condition")]:  # of another comparison in the same report
-        yield from compared(plain)
+        yield from comparison_tables(plain)
     for name in names:
         own = [row for row in rows if row.get("condition") == name]
-        yield folded(f"Differences, tests and costs under {name}", "".join(compared(own)))
+        yield fold(f"Differences, tests and costs under {name}", "".join(comparison_tables(own)))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mapping[str, Sequence[RunData]]) -> str:
@@ -58,7 +58,7 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
         lines.append(
             f'<tr{of_methods([line[0]])}><th scope="row">{escape(line[0])}</th>{cells}<td>{escape(line[-1])}</td></tr>'
         )
-    title = titled(metric.name)
+    title = title_of(metric.name)
     about = (
         f"{title[0].upper()}{title[1:]}{', less is better' if metric.lower else ' in %'}: means over seeds; in "
         "brackets, 95 % intervals. The darker, the nearer to the best of its condition, which is bold. Curves are of "

@@ -42,8 +42,8 @@ def document(title: str, body: Iterable[str], shown: Sequence[Shown], scripts: S
             f"<title>{escape(title)} - fedstrata</title>",
             f"<style>\n{(here / 'page.css').read_text()}</style><script>{THEME}</script></head><body>",
             *body,
-            f'<script type="application/json" id="held">{embedded(held)}</script>',
-            *([f'<script type="text/plain" id="plotly">{packed_plotly()}</script>'] if shown else []),
+            f'<script type="application/json" id="held">{embed_json(held)}</script>',
+            *([f'<script type="text/plain" id="plotly">{pack_plotly()}</script>'] if shown else []),
             *(f"<script>\n{(here / name).read_text()}</script>" for name in ("page.js", *scripts)),
             "</body></html>\n",
         )
@@ -51,7 +51,7 @@ def document(title: str, body: Iterable[str], shown: Sequence[Shown], scripts: S
 
 
 @cache
-def packed_plotly() -> str:
+def pack_plotly() -> str:
     """Return plotly's script, compressed: a third of its size, which every browser of these years can unpack."""
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
@@ -136,6 +136,6 @@ def look() -> dict[str, Any]:
     return {"templates": templates, "scales": scales, "axes": AXES}
 
 
-def embedded(value: Any) -> str:
+def embed_json(value: Any) -> str:
     """Return JSON that cannot end the script element it stands in."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -50,7 +50,7 @@ def html(
     body = ""
     for at, row in zip(kept, rows, strict=True):
         cells = [
-            f"<td{kind}>{escape(said(name, value))}{badge}</td>"
+            f"<td{kind}>{escape(write_cell(name, value))}{badge}</td>"
             for name, value, kind, badge in zip(
                 table.columns[skip:], row[skip:], kinds[skip:], _beside(badges.get(at), len(row) - skip), strict=True
             )
@@ -67,7 +67,9 @@ def tiles(table: Table) -> str:
     told = zip(table.columns, table.rows[0], strict=True)
     named = {**TITLES, **table.titles}
     names = {name: named.get(name, name.replace("_", " ")) for name in table.columns}
-    made = (f"<div><dt>{escape(names[n])}</dt><dd>{escape(said(n, v))}</dd></div>" for n, v in told if v is not None)
+    made = (
+        f"<div><dt>{escape(names[n])}</dt><dd>{escape(write_cell(n, v))}</dd></div>" for n, v in told if v is not None
+    )
     return f'<dl class="tiles">{"".join(made)}</dl>'
 
 
@@ -96,12 +98,14 @@ def cut(table: Table) -> str:
     return f"{ROWS} of {len(table.rows)} rows; --csv writes all." if len(table.rows) > ROWS else ""
 
 
-def folded(title: str, content: str, methods: Sequence[str] = ()) -> str:
+def fold(title: str, content: str, methods: Sequence[str] = ()) -> str:
     """Return what opens on a click."""
     return f"<details{of_methods(methods)}><summary>{escape(title)}</summary>{content}</details>"
 
 
-def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = (), ranked: bool = True) -> Iterator[str]:
+def comparison_tables(
+    rows: Sequence[dict[str, Any]], remarks: Sequence[str] = (), ranked: bool = True
+) -> Iterator[str]:
     """Return the tables of a comparison: what came out, with intervals and tests, and the best marked.
 
     Then what it cost, where that differs.
@@ -131,7 +135,7 @@ def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = (), ranked
     yield html(_table(columns), about + holm, methods=methods, badges=best_of(rows) if ranked else {})
     if len(remarks) > NOTES:
         items = "".join(f"<li>{escape(note)}.</li>" for note in remarks)
-        yield folded(f"{len(remarks)} notes to read before you believe this table", f"<ul>{items}</ul>")
+        yield fold(f"{len(remarks)} notes to read before you believe this table", f"<ul>{items}</ul>")
     else:
         yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in remarks)
     columns = {"method": [row["method"] for row in rows]}
@@ -149,7 +153,7 @@ def settings(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield html(told, f"{about[0].upper()}{about[1:]}.")
 
 
-def said(name: str, value: Any) -> str:
+def write_cell(name: str, value: Any) -> str:
     """Write a value for people."""
     if value is None:
         return "-"
@@ -179,7 +183,7 @@ def _changed(metric: str, name: str) -> str:
 
 
 def _mean(name: str, row: dict[str, Any]) -> str:
-    return said(name, (row.get(name) or {}).get("mean"))
+    return write_cell(name, (row.get(name) or {}).get("mean"))
 
 
 def _shared(name: str, rows: Sequence[dict[str, Any]]) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.report.figures.curves import grouped
+from fedstrata.report.figures.curves import group_runs
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
-from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing, titled, write_figure, write_value
+from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing, title_of, write_figure, write_value
 from fedstrata.runs.metrics import Metric, write_share
 
 
@@ -57,7 +57,7 @@ def _of_run(run_data: RunData) -> str:
 def _of_groups(runs_data: list[RunData]) -> str:
     """Rank runs that nobody has compared yet, those of one method by their mean: the best seed says nothing."""
     groups = {
-        group: [float(a[-1]) for own in runs if len(a := _scores(own))] for group, runs in grouped(runs_data).items()
+        group: [float(a[-1]) for own in runs if len(a := _scores(own))] for group, runs in group_runs(runs_data).items()
     }
     scored = sorted(((np.mean(own), group, own) for group, own in groups.items() if own), key=lambda each: -each[0])
     if not scored:
@@ -77,7 +77,7 @@ def _of_groups(runs_data: list[RunData]) -> str:
 
 def _of_comparison(rows: list[dict[str, Any]]) -> str:
     metric = metrics_in(rows)[0]
-    title = titled(metric.name)
+    title = title_of(metric.name)
     ranked = sorted(rows, key=lambda row: standing(row, metric) or (-1.0, 0.0), reverse=True)
     first, second = ranked[:2]
     most = "lowest" if metric.lower else "highest"
@@ -95,7 +95,7 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
 def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
     """Count the conditions under which each method is the best."""
     metric = metrics_in(rows)[0]
-    title = titled(metric.name)
+    title = title_of(metric.name)
     wins = dict.fromkeys((row["method"] for row in rows), 0)
     for name in names:
         own = [(row["method"], standing(row, metric)) for row in rows if row.get("condition") == name]

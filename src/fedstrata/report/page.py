@@ -18,9 +18,9 @@ from fedstrata.report.condition_table import by_condition
 from fedstrata.report.document import chips, document, figure_of, frames, heading
 from fedstrata.report.figures import CONDITIONS, SECTIONS, Shown
 from fedstrata.report.figures.colours import line_styles
-from fedstrata.report.figures.curves import AXES, grouped
+from fedstrata.report.figures.curves import AXES, group_runs
 from fedstrata.report.gather import GatheredRuns
-from fedstrata.report.html_tables import compared, cut, folded, html, settings, tiles
+from fedstrata.report.html_tables import comparison_tables, cut, fold, html, settings, tiles
 from fedstrata.report.outcome import outcome
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import conditions_of
@@ -107,7 +107,7 @@ def method_filter(gathered: GatheredRuns) -> str:
 
 def make_title(gathered: GatheredRuns) -> str:
     """Say in a few words what is shown."""
-    runs_data, groups = gathered.runs_data, grouped(gathered.runs_data)
+    runs_data, groups = gathered.runs_data, group_runs(gathered.runs_data)
     data, seeds = {_data(run_data) for run_data in runs_data}, {len(own) for own in groups.values()}
     on = f" on {data.pop()}" if len(data) == 1 else ""
     if len(runs_data) == 1:
@@ -183,9 +183,9 @@ def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
     if gathered.rows:
         several = conditions_of(gathered.rows)
         ranked = not gathered.unranked
-        yield from by_condition(gathered) if several else compared(gathered.rows, gathered.remarks, ranked)
+        yield from by_condition(gathered) if several else comparison_tables(gathered.rows, gathered.remarks, ranked)
         yield from settings(gathered.rows)
-        yield folded("Every run", of_runs)
+        yield fold("Every run", of_runs)
     elif len(gathered.runs_data) == 1:
         yield tiles(tables.runs(gathered.runs_data))
     else:
@@ -203,7 +203,7 @@ def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[RunDa
         table = making[key](run_data)
         if table.rows:
             said = html(table, f"{about} {cut(table)}".strip())
-            yield folded(f"As a table: {name.lower()} of {run_data.name}", said, [run_data.row])
+            yield fold(f"As a table: {name.lower()} of {run_data.name}", said, [run_data.row])
     yield "</section>"
 
 
@@ -263,5 +263,5 @@ def _configuration(gathered: GatheredRuns, runs_data: Iterable[RunData]) -> Iter
         yield f"<h3>{escape(run_data.name)}</h3><dl>"
         yield from (f"<dt>{name}</dt><dd>{escape(str(v))}</dd>" for name, v in about.items() if v is not None)
         text = (run_data.path / "experiment.toml").read_text(errors="replace")
-        yield f"</dl>{folded('experiment.toml', f'<pre tabindex=0>{escape(text)}</pre>')}"
+        yield f"</dl>{fold('experiment.toml', f'<pre tabindex=0>{escape(text)}</pre>')}"
     yield "</section>"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.report.document import embedded, of_methods
+from fedstrata.report.document import embed_json, of_methods
 from fedstrata.report.figures.federation import by_cluster
 from fedstrata.report.figures.style import ROUNDS, thin
 from fedstrata.report.run_data import RunData
@@ -69,7 +69,7 @@ def frame(runs_data: Sequence[RunData]) -> Iterator[str]:
     yield '<label>Round <input type="range" min="0" value="0" data-round></label>'
     yield f"<label>Speed <select data-speed>{speeds}</select></label></div>"
     yield '<p class="said" role="status"></p><svg role="img" aria-label="The server and its clients"></svg></figure>'
-    yield f'<script type="application/json" id="replays">{embedded(held)}</script>'
+    yield f'<script type="application/json" id="replays">{embed_json(held)}</script>'
 
 
 def _by_round(run_data: RunData, place: np.ndarray) -> dict[int, list[list[Any]]]:

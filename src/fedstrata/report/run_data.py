@@ -7,12 +7,11 @@ was killed leaves half a line; a newer version writes events that this one does 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,64 +21,13 @@ from fedstrata.core.errors import RequestError, no_figure
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.events import FAULTS, Fault, describe_choice, describe_fault
 from fedstrata.core.toml import read_toml
+from fedstrata.report.client_updates import ClientUpdates, StepDone, read_client_updates, read_step
+from fedstrata.report.sanity import TABLES, fits_summary, has_lists, is_sane, newer
 from fedstrata.runs.folder import Run
 
-TABLES = ("recall", "labels", "client_accuracy", "client_deciles")  # a round has a list of each
-TRAINS = ("train", "gradient")  # kinds of steps that teach the model
-SHOWN = (  # figures of a summary
-    *("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "accuracy_last10", "accuracy_last10_std"),
-    *("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time"),
-)
-CLIENTS, DEEPEST = 10_000_000, 12  # of a run that is shown; of tables in its events
+CLIENTS = 10_000_000  # of a run that is shown
 DEEP = 5  # folders above a run, one of which is its comparison's
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
-
-
-class StepDone(NamedTuple):
-    """One exchange of a round: whom the server asked for what, and who answered.
-
-    Attributes
-    ----------
-    round
-        When, counted from 1.
-    kind
-        What was asked for, such as "train".
-    clients, missing
-        Whose reports counted, and whose did not come.
-    times
-        How many such exchanges in a row are told as one.
-    """
-
-    round: int
-    kind: str
-    clients: np.ndarray
-    missing: np.ndarray
-    times: int
-
-
-class ClientUpdates(NamedTuple):
-    """Every client update of which a run wrote down who it was; all columns are in the same order.
-
-    Attributes
-    ----------
-    round, client
-        When and who.
-    arrived
-        Whether the report counted.
-    update_norm
-        Length of the update; NaN where it is not told.
-    cut
-        FedBSS: the loss at which samples are cut.
-    biased
-        Share of samples beyond it.
-    """
-
-    round: np.ndarray
-    client: np.ndarray
-    arrived: np.ndarray
-    update_norm: np.ndarray
-    cut: np.ndarray
-    biased: np.ndarray
 
 
 @dataclass
@@ -218,7 +166,7 @@ class RunData:
         try:
             event = read_event(line)
             known = self._lines  # a round is a line at least
-            if event is None or not _is_sane(event) or event.get("round", 0) > known or not _has_lists(event):
+            if event is None or not is_sane(event) or event.get("round", 0) > known or not has_lists(event):
                 raise ValueError
             self._apply(event["event"], event)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError):
@@ -231,8 +179,8 @@ class RunData:
     def _apply(self, kind: str, event: dict[str, Any]) -> None:
         if kind == "round":
             steps = event.pop("steps", ())
-            done = [_step_done(int(event["round"]), step) for step in steps]
-            self._client_updates += _client_updates(int(event["round"]), steps)
+            done = [read_step(int(event["round"]), step) for step in steps]
+            self._client_updates += read_client_updates(int(event["round"]), steps)
             self.steps += done
             event |= {name: np.array(event[name], dtype=np.float32) for name in TABLES if event.get(name)}
             self._rounds.append(event)
@@ -270,7 +218,7 @@ class RunData:
         except RequestError as error:
             self._warn(str(error))
             return {}
-        if odd := [name for name, value in summary.items() if not fits(name, value)]:
+        if odd := [name for name, value in summary.items() if not fits_summary(name, value)]:
             self._warn(f"summary.json says {', '.join(odd)[:200]} as it cannot be; that is left out")
         return {name: value for name, value in summary.items() if name not in odd}
 
@@ -473,68 +421,5 @@ def _row_of(run: Path) -> str:
     return ""
 
 
-def fits(name: str, value: Any) -> bool:
-    """Say whether a value can stand in a summary under this name; what else is there is not shown."""
-    if value is None:
-        return True
-    kind = {"stopped": str, "remarks": list, "privacy": dict}.get(name)
-    return isinstance(value, kind) if kind else _is_sane(value) and (name not in SHOWN or _is_number(value))
-
-
-def _has_lists(event: dict[str, Any]) -> bool:
-    return all(isinstance(event.get(name, []), list) and all(map(_is_entry, event.get(name, []))) for name in TABLES)
-
-
-def _is_entry(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _is_sane(value: Any, depth: int = 0) -> bool:
-    """Say whether all whole numbers inside are such as arrays can hold, and nothing lies deeper than we write."""
-    if isinstance(value, int):
-        return abs(value) < 1 << 62
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth < DEEPEST and all(
-        _is_sane(one, depth + 1) for one in inside if isinstance(one, int | dict | list) and not isinstance(one, bool)
-    )
-
-
-def newer(version: object) -> bool:
-    """Say whether a version is newer than this one."""
-
-    def parts(text: str) -> list[int]:
-        return [int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:3]]
-
-    return parts(str(version)) > parts(__version__)
-
-
-def _step_done(round: int, step: Mapping[str, Any]) -> StepDone:
-    here, missing = (np.array(step.get(name, ()), dtype=np.int64).reshape(-1) for name in ("clients", "missing"))
-    return StepDone(round, str(step["kind"]), here, missing, int(step.get("times", 1)))
-
-
-def _client_updates(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
-    found: list[tuple[np.ndarray, ...]] = []
-    for step in steps:
-        if step["kind"] not in TRAINS:
-            continue
-        here, missing = np.repeat(step["clients"], step.get("client_updates", 1)).tolist(), step.get("missing", ())
-        size = len(here) + len(missing)
-        update_norm, cut, biased = np.full((3, size), np.nan)
-        told = step.get("update_norm", {})
-        update_norm[: len(here)] = np.array([told.get(str(c)) for c in here], dtype=np.float64)
-        if metrics := step.get("metrics"):
-            own = [metrics.get(str(c), {}) for c in here]
-            cut[: len(here)] = np.array([m.get("cut") for m in own], dtype=np.float64)
-            biased[: len(here)] = np.array([m.get("biased") for m in own], dtype=np.float64)
-        clients = np.array([*here, *missing], dtype=np.int64)
-        found.append((np.full(size, round), clients, np.arange(size) < len(here), update_norm, cut, biased))
-    return found
-
-
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else np.nan  # `_is_sane` has seen to it that it fits
+    return float(value) if isinstance(value, int | float) else np.nan  # `is_sane` has seen to it that it fits

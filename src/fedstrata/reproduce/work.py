@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedstrata.config.experiment import Train
+from fedstrata.config.sections import Train
 from fedstrata.core import registry
 from fedstrata.data.published import Published
 from fedstrata.data.sets.base import DataSet

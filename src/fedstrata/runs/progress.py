@@ -108,7 +108,7 @@ class Figures(Reporter):
                 megabytes = (event["bytes_up"] + event["bytes_down"] + event["bytes_p2p"]) / 1e6
                 self._scored.append({**{key: event.get(key) for key in COLUMNS}, "bytes": megabytes})
             self._bar.update(self._task, completed=event["round"], said=_clients(event))
-        elif (said := remarked(event)) is not None:
+        elif (said := describe_remark(event)) is not None:
             self._screen.say(said)
         self._screen.refresh()
 
@@ -149,14 +149,14 @@ class ProgressLines(Reporter):
                 self._print(
                     f"{self._method}: round {done}/{self._rounds}  {accuracy}{_clients(event)}  {left:.0f} s left"
                 )
-        elif (said := remarked(event)) is not None:
+        elif (said := describe_remark(event)) is not None:
             self._print(f"{self._method}: {said}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False)
 
 
-def remarked(event: Mapping[str, Any]) -> str | None:
+def describe_remark(event: Mapping[str, Any]) -> str | None:
     """Put an event that is not progress into words; None for those nobody waits for."""
     kind = event["event"]
     if kind == "engine":

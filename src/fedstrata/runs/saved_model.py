@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.client.probe import CHUNK
 from fedstrata.config.build import make_network_builder
-from fedstrata.config.experiment import ModelChoice
 from fedstrata.config.model_info import ModelInfo, read_model
+from fedstrata.config.sections import ModelChoice
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data.fitting import SampleForm

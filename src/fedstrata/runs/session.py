@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from fedstrata.config.build import build_plan, initial_model
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log, expect_engine
 from fedstrata.core.errors import RequestError
@@ -25,7 +26,7 @@ from fedstrata.methods.situation import StageChoice
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, accountant, bounds_of, protect_engine, set_up
-from fedstrata.runs.settle import settle
+from fedstrata.runs.stage_choices import choose_stages
 from fedstrata.runs.tracking import refuse_missing
 from fedstrata.server.bounds import bound_reports
 from fedstrata.server.evaluator import Evaluator, ProxyLoss
@@ -134,7 +135,7 @@ def build_session(
         raise RequestError(f"{VALIDATION} needs clients on this machine; sites say themselves what they test with")
     refuse_missing(experiment)
     federation = as_asked(experiment, federation)
-    experiment, choices = settle(experiment, federation, model)
+    experiment, choices = choose_stages(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse_few(experiment, plan, len(federation))
     refuse_untested(federation)
@@ -159,7 +160,7 @@ def check_experiment(
 ) -> tuple[Federation, Plan]:
     """Return the plan and the federation with its devices; refuse what does not fit, before anything is computed."""
     federation = as_asked(experiment, federation)
-    experiment, _ = settle(experiment, federation, model)
+    experiment, _ = choose_stages(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse_few(experiment, plan, len(federation))
     refuse_untested(federation)

@@ -14,9 +14,9 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.config.build import label_names
-from fedstrata.config.experiment import Data
 from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
+from fedstrata.config.sections import Data
 from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import SCORED, SPENT, describe_damage

@@ -237,7 +237,9 @@ def resume(
         asked = Experiment.of(folder.path / "experiment.toml")
         experiment = Experiment.of(asked, **(overrides or {}))
         manifest = folder.checkpoints.manifest(events=int, seconds=int | float, experiment=dict, identity=dict)
-        if manifest is not None and (edits := differences(_begun(manifest["experiment"]), _begun(experiment.dump()))):
+        if manifest is not None and (
+            edits := name_differences(_begun(manifest["experiment"]), _begun(experiment.dump()))
+        ):
             raise RequestError(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
                 "undo that, or start a new run from its model with model.init"
@@ -272,7 +274,7 @@ def resume(
         return run_session(session, folder, state, watched, manifest["seconds"], client_states)
 
 
-def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
+def drop_changeable(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out where a run is executed and shown, and what it is called: that may change on the way."""
     engine = {k: v for k, v in experiment["engine"].items() if k not in WHERE}
     return {**{key: value for key, value in experiment.items() if key not in ("name", "track")}, "engine": engine}
@@ -280,14 +282,14 @@ def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
 
 def _begun(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out what may change in a run that has begun; of another number of rounds, more must be known."""
-    table = fixed(experiment)
+    table = drop_changeable(experiment)
     return {**table, "train": {**table["train"], "rounds": None}}
 
 
-def differences(before: Any, after: Any, key: str = "") -> str:
+def name_differences(before: Any, after: Any, key: str = "") -> str:
     """Name the keys in which two tables differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
-        found = [differences(before.get(k), after.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
+        found = [name_differences(before.get(k), after.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
         return ", ".join(f for f in found if f)
     return "" if before == after else f"{key}: {before} -> {after}"

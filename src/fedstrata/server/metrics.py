@@ -35,9 +35,9 @@ def mean_recall(recall: Sequence[float | None]) -> float:
     return float(np.mean([r for r in recall if r is not None]))
 
 
-def worst(accuracies: np.ndarray, share: float = 0.1) -> float:
+def worst(accuracies: np.ndarray) -> float:
     """Mean of the lowest tenth of the clients, at least one."""
-    count = math.ceil(share * len(accuracies) - 1e-9)
+    count = math.ceil(0.1 * len(accuracies) - 1e-9)
     return float(np.sort(accuracies)[: max(count, 1)].mean())
 
 

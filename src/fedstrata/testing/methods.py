@@ -14,7 +14,7 @@ from fedstrata.core.engine import Engine, expect_engine
 from fedstrata.core.part import Part
 from fedstrata.methods.recipes import Recipe
 from fedstrata.runs.session import Session
-from fedstrata.runs.settle import measure
+from fedstrata.runs.stage_choices import measure
 from fedstrata.testing.conformance import check_part, check_run
 from fedstrata.testing.draws import no_hidden_draws
 from fedstrata.testing.tiny import run_rounds, session_of, tiny_federation

@@ -137,7 +137,7 @@ def read_split(
     return Arrays(x, y, test_x, test_y, groups, test_groups, mean, std)
 
 
-def scaled(images: np.ndarray, size: int) -> np.ndarray:
+def scale_images(images: np.ndarray, size: int) -> np.ndarray:
     """Scale uint8 [n, height, width] grey or [n, 3, height, width] colour images to colour [n, 3, size, size]."""
     colour = images if images.ndim == 4 else np.repeat(images[:, None], 3, axis=1)
     out = np.empty((len(colour), 3, size, size), np.uint8)

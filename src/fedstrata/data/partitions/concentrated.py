@@ -15,7 +15,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import deal_out, domains_of, evenly, interleave, named
+from fedstrata.data.partitions.dealing import deal_out, domains_of, evenly, interleave, list_names
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class ConcentratedDomain(Partition):
         if clients < 2 or len(names) < 2:
             raise RequestError(
                 f"concentrated-domain needs two clients and two domains; data.clients = {clients}, domains: "
-                f"{named(names, 10)}"
+                f"{list_names(names, 10)}"
             )
         texts = [str(name) for name in names.tolist()]
         if self.domain is not None and self.domain not in texts:
-            raise RequestError(f'data.partition.domain = "{self.domain}"; allowed: {named(names, 10)}')
+            raise RequestError(f'data.partition.domain = "{self.domain}"; allowed: {list_names(names, 10)}')
         apart = int(np.bincount(kinds).argmax()) if self.domain is None else texts.index(self.domain)
         owns = np.ones((clients, len(names)), dtype=bool)
         owns[0] = np.arange(len(names)) == apart

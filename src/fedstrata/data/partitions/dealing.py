@@ -35,12 +35,12 @@ def domains_of(train: Labelled, test: Labelled) -> tuple[np.ndarray, np.ndarray,
     strange = names[at] != test.groups
     notes = []
     if strange.any():
-        listed = named(np.unique(test.groups[strange]))
+        listed = list_names(np.unique(test.groups[strange]))
         notes.append(f"{int(strange.sum())} test samples belong to no client: no training sample is of group {listed}")
     return names, codes, np.where(strange, -1, at), notes
 
 
-def named(names: np.ndarray, most: int = 50) -> str:
+def list_names(names: np.ndarray, most: int = 50) -> str:
     """List names, and say how many more there are where they are too many to read."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most].tolist())) + more

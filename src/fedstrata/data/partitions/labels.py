@@ -16,7 +16,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import classes_of, deal_out, domains_of, evenly, interleave, named, shuffle
+from fedstrata.data.partitions.dealing import classes_of, deal_out, domains_of, evenly, interleave, list_names, shuffle
 
 Unowned = Literal["error", "drop", "round-robin"]
 
@@ -65,16 +65,17 @@ class DomainsPerClient(Partition):
         if self.domains > len(names):
             raise RequestError(
                 f"data.partition.domains = {self.domains} but the data has {len(names)} domains "
-                f"({named(names, 10)}); lower domains"
+                f"({list_names(names, 10)}); lower domains"
             )
         owns = _owners(len(names), self.domains, clients, self.unowned, rng)
         if (lost := names[~owns.any(0)]).size:
             if self.unowned != "drop":
+                held = f"{clients} clients with {self.domains} domains each"
                 raise RequestError(
-                    f"domains {named(lost, 10)} belong to no client: {clients} clients with {self.domains} domains "
-                    'each; use more clients or domains, or data.partition.unowned = "drop"'
+                    f"domains {list_names(lost, 10)} belong to no client: {held}; use more clients or domains, or "
+                    'data.partition.unowned = "drop"'
                 )
-            notes.append(f"domains {named(lost)} were left out: no client drew them")
+            notes.append(f"domains {list_names(lost)} were left out: no client drew them")
         kinds, counts = _among_owners(kinds, owns)
         test_kinds, test_counts = _among_owners(test_kinds, owns)
         order, test_order = interleave(kinds, train.labels, rng), interleave(test_kinds, test.labels, rng)

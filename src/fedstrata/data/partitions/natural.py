@@ -15,7 +15,7 @@ from fedstrata.core import options
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import by_owner, domains_of, named
+from fedstrata.data.partitions.dealing import by_owner, domains_of, list_names
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Natural(Partition):
             small = np.flatnonzero(sizes < self.min_samples)
             notes = [
                 f"{len(small)} groups ({sizes[small].sum()} samples) were left out, having fewer than "
-                f"{self.min_samples} training samples: {named(names[small])}",
+                f"{self.min_samples} training samples: {list_names(names[small])}",
                 *notes,
             ]
         number = clients or len(large)

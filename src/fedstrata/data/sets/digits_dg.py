@@ -15,7 +15,7 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import Files
-from fedstrata.data.formats.images import Picture, pictures, read_split, scaled
+from fedstrata.data.formats.images import Picture, pictures, read_split, scale_images
 from fedstrata.data.packs import Pack, read_npz, read_sprite
 from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
@@ -103,4 +103,4 @@ def _wanted(files: Files, name: str) -> Pack:
 def _drawn(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Take the first of each class, in colour and in the size of the others."""
     rows = np.sort(np.concatenate([np.flatnonzero(y == label)[:count] for label in range(10)]))
-    return scaled(x[rows], SIDE), y[rows]
+    return scale_images(x[rows], SIDE), y[rows]

@@ -47,7 +47,7 @@ def references(space: ParameterSpace) -> list[tuple[Segment, Segment]]:
     return pairs
 
 
-def crossed(g: Tensor, g0: Tensor, clamp: float) -> Tensor:
+def mix_reference(g: Tensor, g0: Tensor, clamp: float) -> Tensor:
     """Mix a reference into an update, kernel by kernel; a kernel that did not move, on either side, stays as it is."""
     a, a0 = g.norm(dim=(-2, -1), keepdim=True), g0.norm(dim=(-2, -1), keepdim=True)
     sigma = ((g0 * g).sum((-2, -1), keepdim=True).abs() / (a0.square() + 1e-7)).clamp(0.0, 5.0)
@@ -83,5 +83,5 @@ class InCo(SizeWeighted):
             return sums
         mean, update = sums.total["update"], sums.total["update"].clone()
         for place, reference in pairs:
-            place.of(update).copy_(crossed(place.of(mean), reference.of(mean), self.clamp))
+            place.of(update).copy_(mix_reference(place.of(mean), reference.of(mean), self.clamp))
         return replace(sums, total={**sums.total, "update": update})

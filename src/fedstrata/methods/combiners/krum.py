@@ -39,7 +39,7 @@ class Krum(Combiner):
     def rank(self, view: View, arrived: Arrived) -> np.ndarray:
         """Return places of the reports, best first; of two alike the first is the better one."""
         n = len(arrived.reports)
-        asked, possible = tolerated(self.attackers, n), (n - 3) // 2
+        asked, possible = count_tolerated(self.attackers, n), (n - 3) // 2
         if asked > possible:
             used, why = f"{possible} attackers", f"{asked} among {n} clients are too many"
             view.note("fallback", what="krum", used=used, why=why)
@@ -57,11 +57,11 @@ class MultiKrum(Krum):
     def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Average them."""
         n = len(arrived.reports)
-        keep = n - tolerated(self.attackers, n) if self.keep is None else self.keep
+        keep = n - count_tolerated(self.attackers, n) if self.keep is None else self.keep
         return arrived.sum(average_of(self.rank(view, arrived)[:keep], arrived))
 
 
-def tolerated(share: float, n: int) -> int:
+def count_tolerated(share: float, n: int) -> int:
     """Return how many of n clients may be attackers."""
     return max(int(share * n + 1e-9), 1)
 

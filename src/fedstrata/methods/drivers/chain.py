@@ -13,7 +13,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Driver, Schedule
 from fedstrata.core.steps import Select, Step, Steps, View
 from fedstrata.methods.drivers.passing import Passing
-from fedstrata.methods.drivers.scheduled import stratified
+from fedstrata.methods.drivers.scheduled import expect_stratified
 from fedstrata.methods.server_steps.sgd import ServerSgd
 
 
@@ -26,7 +26,7 @@ class Chain(Driver):
 
     def following(self, schedule: Schedule) -> Driver:
         """Let the model travel along a schedule of labels."""
-        return Passing(stratified(schedule))
+        return Passing(expect_stratified(schedule))
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse a server step, which would act after every hop."""

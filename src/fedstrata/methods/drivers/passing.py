@@ -22,7 +22,7 @@ from fedstrata.methods.drivers.scheduled import (
     ScheduledDriver,
     Slice,
     next_of,
-    refusals,
+    read_refusals,
 )
 from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.hops import Hop, Refused, hops
@@ -80,7 +80,7 @@ class Passing(ScheduledDriver):
             config: dict[str, Value] = {"labels": tuple(hop.codes), "epoch": now.epoch.number, "next": next_up}
             sink: Literal["server", "peer"] = "server" if hop.next is None else "peer"
             outcome = yield Step((Ask(hop.client, config),), source=source, sink=sink, part=now.part)
-            answer = None if outcome.missing else refusals(outcome.reports[0].metrics)
+            answer = None if outcome.missing else read_refusals(outcome.reports[0].metrics)
             client_updates, refused, source = client_updates + 1, refused + len(answer or ()), sink
         return client_updates, refused
 

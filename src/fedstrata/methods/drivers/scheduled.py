@@ -247,7 +247,7 @@ def next_of(protocol: Generator[Move, Answer, None], answer: Answer | None) -> M
         return None
 
 
-def stratified(schedule: Schedule) -> Stratified:
+def expect_stratified(schedule: Schedule) -> Stratified:
     """Check that a schedule can be followed."""
     if not isinstance(schedule, Stratified):
         raise RequestError(
@@ -257,7 +257,7 @@ def stratified(schedule: Schedule) -> Stratified:
     return schedule
 
 
-def refusals(metrics: Any) -> list[int]:
+def read_refusals(metrics: Any) -> list[int]:
     """Read a client's answer."""
     return list(metrics[REFUSED])
 

@@ -34,9 +34,9 @@ from fedstrata.methods.drivers.scheduled import (
     Exchanges,
     ScheduledDriver,
     Slice,
+    expect_stratified,
     next_of,
-    refusals,
-    stratified,
+    read_refusals,
 )
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.fill import fill
@@ -60,7 +60,7 @@ class Sync(Driver):
         """Take global batches from a schedule."""
         if self.up != "top-k" and self.top != Sync.top:
             raise RequestError(f'method.driver.top = {self.top:g} belongs to method.driver.up = "top-k"')
-        return GlobalBatches(stratified(schedule), Compression(self.up, self.top), HALVES.get(self.down))
+        return GlobalBatches(expect_stratified(schedule), Compression(self.up, self.top), HALVES.get(self.down))
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse to work without a schedule."""
@@ -168,7 +168,7 @@ class GlobalBatches(ScheduledDriver):
                 about = {"epoch": now.epoch.number, "batch": move.batch}
                 asks = tuple(Ask(client, {"labels": tuple(codes), **about}) for client, codes in move.codes.items())
                 outcome = yield Step(asks, kind="reserve", model=False, combine=False)
-                answers = {r.client: refusals(r.metrics) for r in outcome.reports}
+                answers = {r.client: read_refusals(r.metrics) for r in outcome.reports}
                 refused += sum(map(len, answers.values()))
                 continue
             asks = tuple(Ask(client) for client in move.codes)

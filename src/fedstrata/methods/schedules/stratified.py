@@ -150,7 +150,7 @@ class Stratified(Schedule):
             f = np.where(held, each, 0)
         else:
             f = np.minimum(totals, self.cap or totals.max(initial=0))
-        return f if self.length is None else scaled(f, self.length)
+        return f if self.length is None else scale_frequencies(f, self.length)
 
     def check_frequencies(self, totals: np.ndarray) -> np.ndarray:
         """Return the frequencies if a schedule can be made of them.
@@ -196,18 +196,18 @@ class Stratified(Schedule):
         known = view.client_info.counts if self.reads_counts else view.client_info.labels
         held = self.counts(known)[view.eligible] > 0
         holders = [view.eligible[held[:, p]].tolist() for p in range(len(f))]
-        strata, places = arranged(f, self.order, view.rng("labels"))
+        strata, places = arrange(f, self.order, view.rng("labels"))
         return Epoch(number, len(strata), strata, places, Supply.of(holders))
 
 
-def scaled(f: np.ndarray, length: int) -> np.ndarray:
+def scale_frequencies(f: np.ndarray, length: int) -> np.ndarray:
     """Scale frequencies to a sum, by largest remainders; ties go to the smaller label."""
     whole, rest = np.divmod(f.astype(np.int64) * length, max(int(f.sum()), 1))  # in whole numbers: ties must be ties
     whole[np.argsort(-rest, kind="stable")[: length - int(whole.sum())]] += 1
     return whole
 
 
-def arranged(f: np.ndarray, order: str, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+def arrange(f: np.ndarray, order: str, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
     """Return strata in the order of their places in (0, 1), and the places.
 
     With independent uniform places this is a shuffle, and an entry that comes back later finds a uniformly random

@@ -24,6 +24,8 @@ SEARCHED = 2_000  # most vectors among which the number of clusters is searched
 FITTED = 20_000  # most vectors to which the centres are fitted
 CHUNK = 16_384  # vectors whose distances are held at once
 TINY = 1e-12
+STEPS = 300  # most moves of the centres
+AT_REST = 1e-4  # of the mean variance: centres that move less than this together have come to rest
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,14 @@ def k_means_plus_plus(vectors: np.ndarray, k: int, rng: Rng) -> np.ndarray:
     return centres
 
 
-def lloyd(vectors: np.ndarray, centres: np.ndarray, steps: int = 300, tol: float = 1e-4) -> tuple[np.ndarray, float]:
+def lloyd(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, float]:
     """Move the centres until they rest; give them and the sum of squared distances to them.
 
     A centre that loses all its vectors goes on from the one that is farthest from its own.
     """
-    enough = tol * float(vectors.var(0).mean())
+    enough = AT_REST * float(vectors.var(0).mean())
     square = (vectors**2).sum(1)
-    for _ in range(steps):
+    for _ in range(STEPS):
         gap = (centres**2).sum(1) / 2 - vectors @ centres.T
         cluster = gap.argmin(1)
         far = np.maximum(square + 2 * np.take_along_axis(gap, cluster[:, None], 1)[:, 0], 0)

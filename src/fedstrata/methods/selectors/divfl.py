@@ -31,7 +31,7 @@ from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.rng import Rng
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
-from fedstrata.methods.selectors.remembered import SAME, Remembered, bounded, lengths, refuse_beyond, sketch
+from fedstrata.methods.selectors.remembered import SAME, Remembered, check_memory, lengths, refuse_beyond, sketch
 
 
 def whole_gradient(context: ClientContext) -> Done:
@@ -75,7 +75,7 @@ class DivFl(Selector):
                 f"and is limited to {self.LIMIT**2:,} pairs; "
                 "use a smaller method.selector.stochastic or train.clients_per_round"
             )
-        nothing = Remembered.nothing(bounded(self.sketch or view.space.P, view))
+        nothing = Remembered.nothing(check_memory(self.sketch or view.space.P, view))
         return Collected(nothing, np.zeros(view.client_info.clients, dtype=bool))
 
     def select(self, state: Collected, view: View) -> Generator[Step, Outcome, list[int]]:

@@ -21,8 +21,16 @@ import numpy as np
 from fedstrata.core.options import Natural
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Ask, Outcome, Scores, View
-from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, bounded, lengths, refuse_beyond, sketch
-from fedstrata.methods.selectors.urns import by_group, by_size, counted, everyone
+from fedstrata.methods.selectors.remembered import (
+    Remembered,
+    angles,
+    blocks,
+    check_memory,
+    lengths,
+    refuse_beyond,
+    sketch,
+)
+from fedstrata.methods.selectors.urns import by_group, by_size, count_draws, everyone
 from fedstrata.methods.selectors.ward import On, ward
 
 DISTANCES = {"arccos": angles, "l1": blocks, "l2": lengths}
@@ -49,16 +57,16 @@ class GradClus(Selector):
         if not self.sketch:
             instead = "Set method.selector.sketch, such as 64: a sample of clients is then compared with all others"
             refuse_beyond(self.LIMIT, view, "GradClus", instead)
-        return Remembered.nothing(bounded(self.sketch or view.space.P, view))
+        return Remembered.nothing(check_memory(self.sketch or view.space.P, view))
 
     def select(self, state: Remembered, view: View) -> list[Ask]:
         """Group clients by their last updates, fill the urns, and draw."""
         ids = view.eligible[np.argsort(view.client_info.key[view.eligible])]
         sizes, rng, others = view.client_info.sizes[ids], view.rng("select"), view.rng("select", step=1)
         if view.k >= len(ids):
-            return everyone(ids, sizes) if self.mass_rule else counted(ids)
+            return everyone(ids, sizes) if self.mass_rule else count_draws(ids)
         if view.round < self.warm_up:
-            return counted(rng.choice(ids, view.k, p=sizes / sizes.sum()))
+            return count_draws(rng.choice(ids, view.k, p=sizes / sizes.sum()))
         updates, measure = self._updates(state, view, ids), DISTANCES[self.distance]
 
         def between(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Rng
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Ask, Outcome, Scores, View
-from fedstrata.methods.selectors.remembered import Remembered, angles, bounded, refuse_beyond, sketch
+from fedstrata.methods.selectors.remembered import Remembered, angles, check_memory, refuse_beyond, sketch
 from fedstrata.methods.selectors.urns import by_group
 from fedstrata.methods.selectors.ward import On, ward
 
@@ -99,7 +99,7 @@ class Hics(Selector):
         numbers = self.sketch or view.space.head.stop - view.space.head.start
         entropy = np.full(view.client_info.clients, np.log(view.client_info.classes))
         return Heads(
-            Remembered.nothing(bounded(numbers, view)), entropy, np.zeros(view.client_info.clients, dtype=bool)
+            Remembered.nothing(check_memory(numbers, view)), entropy, np.zeros(view.client_info.clients, dtype=bool)
         )
 
     @property
@@ -133,7 +133,7 @@ class Hics(Selector):
             return by_group(groups, ids, sizes, view.k, others).draw(rng)
         groups = tree.cut(min(self.clusters, len(tree.leaves)))
         preference = self.gamma * (1 - view.round / view.rounds) * np.array([entropy[g].mean() for g in groups])
-        taken = drawn(preference, np.array([len(g) for g in groups]), view.k, rng)
+        taken = draw_clusters(preference, np.array([len(g) for g in groups]), view.k, rng)
         picked = [rng.choice(ids[group], n, replace=False) for group, n in zip(groups, taken.tolist(), strict=True)]
         return [Ask(int(i)) for i in np.concatenate(picked)]
 
@@ -175,7 +175,7 @@ def likely(scores: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(log_likely(scores)))
 
 
-def drawn(preference: np.ndarray, sizes: np.ndarray, count: int, rng: Rng) -> np.ndarray:
+def draw_clusters(preference: np.ndarray, sizes: np.ndarray, count: int, rng: Rng) -> np.ndarray:
     """Draw clusters by the softmax of a preference, among those that have a member left; say how often each."""
     taken = np.zeros(len(sizes), dtype=np.int64)
     for _ in range(count):

@@ -53,7 +53,7 @@ class Remembered:
         return vectors
 
 
-def bounded(numbers: int, view: View) -> int:
+def check_memory(numbers: int, view: View) -> int:
     """Refuse to keep so many numbers of everybody where that could take too much room."""
     if (most := 4 * numbers * view.client_info.clients) > MEMORY:
         raise RequestError(

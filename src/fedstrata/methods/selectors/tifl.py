@@ -46,7 +46,7 @@ class Tiers:
     current: int = -1  # the tier of this round
 
 
-def changed(accuracy: np.ndarray, credits: np.ndarray) -> np.ndarray:
+def change_probabilities(accuracy: np.ndarray, credits: np.ndarray) -> np.ndarray:
     """Return tiers with credits a probability by rank: the lowest accuracy n shares, the highest one, unknown last."""
     ranked = [t for t in np.argsort(accuracy, kind="stable") if credits[t] > 0]
     probability = np.zeros(len(accuracy))
@@ -148,7 +148,7 @@ class Tifl(Selector):
         last = state.current
         grew = last < 0 or not measured[last] <= state.before[last]  # what was never measured did not fail to grow
         if not grew and (state.credits > 0).any():
-            state.probability = changed(state.accuracy, state.credits)
+            state.probability = change_probabilities(state.accuracy, state.credits)
         state.before, state.looked = state.accuracy.copy(), view.round
 
     def _measured(self, state: Tiers, scores: Scores) -> np.ndarray:

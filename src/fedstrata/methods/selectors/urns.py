@@ -31,7 +31,7 @@ class Urns:
         """Draw from every urn; who is drawn from several is asked once, and counts as often."""
         places = np.arange(self.count) * self.capacity + rng.integers(0, self.capacity, self.count)
         drawn = self.clients[np.searchsorted(np.cumsum(self.masses), places, side="right")]
-        return counted(drawn)
+        return count_draws(drawn)
 
     def shares(self, clients: int) -> np.ndarray:
         """Return each client's share of each urn, [urns, clients]."""
@@ -44,7 +44,7 @@ class Urns:
         return shares
 
 
-def counted(drawn: np.ndarray) -> list[Ask]:
+def count_draws(drawn: np.ndarray) -> list[Ask]:
     """Ask each client once, and let it count as often as it was drawn."""
     ids, times = np.unique(drawn, return_counts=True)
     return [Ask(int(i), weight=float(n)) for i, n in zip(ids, times, strict=True)]

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedstrata.config.build import DTYPES, make_network_builder
-from fedstrata.config.experiment import ModelChoice
+from fedstrata.config.sections import ModelChoice
 from fedstrata.core.client_parts import ClientPlan, LearningRate
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split

@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.child_process import start_child, wait_or_kill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel
-from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.platforms import require_posix
 from fedstrata.core.rng import Streams
 from fedstrata.core.steps import Scores, View
@@ -40,53 +40,41 @@ SERVICE = "fedstrata.privacy.enclave.service"
 ENDING = 5.0  # seconds that the service has to end by itself
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The table `privacy.enclave`."""
+def choose_verifier(choice: EnclaveChoice) -> Verifier:
+    """Return what parties check evidence with."""
+    if choice.attestation == dev_insecure.KIND:
+        return dev_insecure.DevInsecure(choice.allow_insecure)
+    return sev_snp.SevSnp()
 
-    attestation: Literal["dev-insecure", "sev-snp"] = "sev-snp"
-    allow_insecure: bool = False  # must be said where the attestation is only software
-    measurement: str | None = None  # of the guest, 96 hexadecimal digits
-    minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)  # boot loader, TEE, SNP, microcode
-    vmpl: Natural = 0
-    certificates: str = "."  # folder with vcek.der, ask.der and ark.der, inside the guest
-    noise: Fraction = 0.0  # chance that a pick is exchanged for another client
 
-    @property
-    def verifier(self) -> Verifier:
-        """What parties check evidence with."""
-        if self.attestation == dev_insecure.KIND:
-            return dev_insecure.DevInsecure(self.allow_insecure)
-        return sev_snp.SevSnp()
-
-    @property
-    def policy(self) -> Policy:
-        """What parties insist on."""
-        if self.measurement is None and self.attestation == dev_insecure.KIND:
-            return Policy(dev_insecure.measured())
-        try:
-            measurement = bytes.fromhex(self.measurement or "")
-        except ValueError:
-            measurement = b""
-        if len(measurement) != MEASUREMENT:
-            raise RequestError(
-                f"privacy.enclave.measurement = {self.measurement!r}: {2 * MEASUREMENT} hexadecimal digits are needed, "
-                "the launch measurement of the guest that is to be trusted; for trying out without such hardware, use "
-                'privacy.enclave.attestation = "dev-insecure" with privacy.enclave.allow_insecure = true'
-            )
-        return Policy(measurement, Tcb(*self.minimum_tcb), vmpl=self.vmpl)
+def trusted_policy(choice: EnclaveChoice) -> Policy:
+    """Return what parties insist on; refuse a choice that does not say whom they trust."""
+    if choice.measurement is None and choice.attestation == dev_insecure.KIND:
+        return Policy(dev_insecure.measured())
+    try:
+        measurement = bytes.fromhex(choice.measurement or "")
+    except ValueError:
+        measurement = b""
+    if len(measurement) != MEASUREMENT:
+        raise RequestError(
+            f"privacy.enclave.measurement = {choice.measurement!r}: {2 * MEASUREMENT} hexadecimal digits are needed, "
+            "the launch measurement of the guest that is to be trusted; for trying out without such hardware, use "
+            'privacy.enclave.attestation = "dev-insecure" with privacy.enclave.allow_insecure = true'
+        )
+    return Policy(measurement, Tcb(*choice.minimum_tcb), vmpl=choice.vmpl)
 
 
 class Enclave:
     """The service's process as the server knows it: opaque bytes in and out, ids and figures out."""
 
-    def __init__(self, job: Job, setting: Setting, heard: Heard = lambda _: None):
+    def __init__(self, job: Job, choice: EnclaveChoice, heard: Heard = lambda _: None):
         require_posix("privacy.enclave")
         self.process, self._line = start_child(SERVICE)
         self._heard = heard
         self.asked: list[Request] = []
         keys = join([job.key_directory.server, *job.key_directory.clients])
-        told = [job.id, keys, job.terms, setting.attestation.encode(), setting.certificates.encode()]
+        how = choice.attestation.encode(), choice.certificates.encode(), b"%d" % choice.vmpl
+        told = [job.id, keys, job.terms, *how]
         try:
             self._exchange(b"begin", *told)
         except BaseException:
@@ -173,7 +161,7 @@ def start(
     flips: Flips,
     federation: Federation,
     streams: Streams,
-    setting: Setting,
+    choice: EnclaveChoice,
     rounds: int,
     *,
     scoring: Scoring | None = None,
@@ -189,14 +177,14 @@ def start(
         raise RequestError(
             'privacy.clustering = "enclave" does not fit data.drift and data.stream: clients tell their labels once'
         )
-    verifier, policy = setting.verifier, setting.policy
-    check_host(setting, note)
-    terms = Terms(len(federation), len(federation.classes), rounds, streams.seed, flips, setting.noise, scoring)
+    verifier, policy = choose_verifier(choice), trusted_policy(choice)
+    check_host(choice, note)
+    terms = Terms(len(federation), len(federation.classes), rounds, streams.seed, flips, choice.noise, scoring)
     draws: list[Entropy] = [streams("enclave", client=party).bytes for party in range(terms.clients + 1)]
     identities = [Identity.new(draw) for draw in draws]
     server = Identity.new(os.urandom)
     job = Job(os.urandom(JOB), KeyDirectory.of(server, identities), terms.written())
-    enclave = Enclave(job, setting, heard)
+    enclave = Enclave(job, choice, heard)
     try:
         messages = {int(i): distribution(federation.counts[i], draws[i](SECRET)) for i in _holders(federation)}
         if scoring is not None:
@@ -210,12 +198,12 @@ def start(
     return Started(InEnclave(enclave), evaluator, enclave.close, enclave)
 
 
-def check_host(setting: Setting, note: Callable[..., Any]) -> None:
+def check_host(choice: EnclaveChoice, note: Callable[..., Any]) -> None:
     """Say at once what the service, which is on this machine, is missing; or that it is none."""
-    if setting.attestation == dev_insecure.KIND:
-        dev_insecure.permit(setting.allow_insecure, note)
+    if choice.attestation == dev_insecure.KIND:
+        dev_insecure.permit(choice.allow_insecure, note)
     else:
-        sev_snp.attester(Path(setting.certificates))
+        sev_snp.attester(Path(choice.certificates), choice.vmpl)
 
 
 def _holders(federation: Federation) -> np.ndarray:

@@ -42,7 +42,7 @@ from fedstrata.privacy.enclave.evaluation import build_evaluator, pack_scores, u
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.enclave.requests import FEEDBACK, SELECT, Request
 from fedstrata.privacy.frames import RefusedError, join, split
-from fedstrata.privacy.identity import Entropy, KeyDirectory
+from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.masks import stream
 from fedstrata.server.evaluator import Evaluator
 
@@ -58,9 +58,9 @@ def distribution(counts: np.ndarray, secret: bytes) -> bytes:
 class Service:
     """Label distributions, clusters and the test set; what its methods give may be seen by everybody."""
 
-    def __init__(self, job: Job, attest: Attester, entropy: Entropy = os.urandom):
+    def __init__(self, job: Job, attest: Attester):
         self._terms = Terms.read(job.terms)
-        self._desk = Desk(job, attest, entropy)
+        self._desk = Desk(job, attest, os.urandom)
         self._told: dict[int, np.ndarray] = {}
         self._secrets: dict[int, bytes] = {}
         self._evaluator: Evaluator | None = None
@@ -189,11 +189,11 @@ def main(socket: int) -> int:
         return 0
 
 
-def _begun(job: bytes, keys: bytes, terms: bytes, attestation: bytes, certificates: bytes) -> Service:
+def _begun(job: bytes, keys: bytes, terms: bytes, attestation: bytes, certificates: bytes, vmpl: bytes) -> Service:
     server, *clients = split(keys)
     attest: Attester
     if attestation.decode() == sev_snp.KIND:
-        attest = sev_snp.attester(Path(certificates.decode()))
+        attest = sev_snp.attester(Path(certificates.decode()), int(vmpl))
     else:
         attest = dev_insecure.attest
     return Service(Job(job, KeyDirectory(server, tuple(clients)), terms), attest)

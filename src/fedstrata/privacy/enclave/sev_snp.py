@@ -187,8 +187,11 @@ class _Request(ctypes.Structure):
     ]
 
 
-def attester(certificates: Path) -> Callable[[bytes], Evidence]:
-    """Return the attester of a guest; the folder holds vcek.der, ask.der and ark.der, as AMD publishes them."""
+def attester(certificates: Path, vmpl: int) -> Callable[[bytes], Evidence]:
+    """Return the attester of a guest; the folder holds vcek.der, ask.der and ark.der, as AMD publishes them.
+
+    Reports are asked for at the privilege level `vmpl`, the one that parties insist on.
+    """
     if not DEVICE.exists():
         raise RequestError(
             f'privacy.enclave.attestation = "sev-snp": there is no {DEVICE} here, so this is no SEV-SNP guest; the '
@@ -198,10 +201,10 @@ def attester(certificates: Path) -> Callable[[bytes], Evidence]:
     if absent:
         raise RequestError(f"privacy.enclave.certificates = {str(certificates)!r} has no {', '.join(absent)}")
     vcek, ask, ark = ((certificates / name).read_bytes() for name in CERTIFICATES)
-    return lambda report_data: evidence_of(from_hardware(report_data), vcek, ask, ark)
+    return lambda report_data: evidence_of(from_hardware(report_data, vmpl), vcek, ask, ark)
 
 
-def from_hardware(report_data: bytes, vmpl: int = 0) -> bytes:
+def from_hardware(report_data: bytes, vmpl: int) -> bytes:
     """Let the processor sign a report over 64 bytes. Only a SEV-SNP guest can; not tried on hardware so far."""
     import fcntl  # noqa: PLC0415  which Windows has not
 

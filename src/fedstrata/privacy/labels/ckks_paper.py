@@ -47,7 +47,7 @@ from fedstrata.privacy.labels.parties import (
     LabelClient,
     LabelServer,
     counts_of,
-    fixed,
+    expect_fields,
 )
 
 DOMAIN = "fedstrata labels ckks-paper v1"
@@ -111,7 +111,7 @@ class CkksClient(LabelClient):
             pairs = [(label_id(label), self._held[label][1]) for label in self._labels]
             return tuple(self._encrypted(number) for pair in pairs for number in pair)
         if step == "placeholders":
-            self._placed(self._labels, *fixed(fields, 2))
+            self._placed(self._labels, *expect_fields(fields, 2))
             return ()
         opened = np.rint([self._decrypted(field) for field in fields])  # no double leaves this line
         if step == "sums":
@@ -218,11 +218,11 @@ class CkksServer(LabelServer):
             for data in fields:
                 self._read(data)
         elif step == "placeholders":
-            fixed(fields, 0)
+            expect_fields(fields, 0)
         elif step == "sums":
-            counts_of(fixed(fields, 1)[0], len(self.totals))
+            counts_of(expect_fields(fields, 1)[0], len(self.totals))
         else:
-            fixed(fields, 1)
+            expect_fields(fields, 1)
 
 
 def label_id(label: Any) -> int:

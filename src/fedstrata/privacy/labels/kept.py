@@ -56,7 +56,7 @@ class OwnMap:
         return {place: self.own[label] for label, place in own.items()}
 
 
-def kept_beside(init: str) -> dict[str, Any]:
+def read_kept(init: str) -> dict[str, Any]:
     """Read what a run whose model is to go on keeps of labels."""
     try:
         events = read_events((Path(init).parent / "events.jsonl").read_bytes())

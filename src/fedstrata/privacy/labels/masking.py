@@ -149,12 +149,12 @@ def mask_labels(
         who = server_identity, key_directory, members, server_entropy, rng
         return kind.server(*who, distributions=distributions, classes=classes, **of_server)
 
-    server = agreed(kind, range(len(held)), begin, post.carry, rng, note)
+    server = agree(kind, range(len(held)), begin, post.carry, rng, note)
     own = [client.own if client.me in server.members else {} for client in clients]
     return known(mode, server, own, post.up, post.down)
 
 
-def agreed(
+def agree(
     kind: Mode,
     everybody: Sequence[int],
     begin: Callable[[Sequence[int]], LabelServer],

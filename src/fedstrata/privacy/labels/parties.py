@@ -75,16 +75,16 @@ class LabelClient(ABC):
         except RefusedError:
             self._inbox = None
             raise
-        frame = Frame(replied(self.domain, step, self._number), self._job, self.me, reply)
+        frame = Frame(name_reply(self.domain, step, self._number), self._job, self.me, reply)
         self._number, self._next = self._number + 1, place + 1
         return frame.sign(self._identity)
 
     def _begin(self, data: bytes) -> None:
         """Open a job: its id stands at a fixed place behind the kind."""
-        kind = asked(self.domain, self.steps[0], 0, self.me)
+        kind = name_request(self.domain, self.steps[0], 0, self.me)
         at = len(MAGIC) + 4 + len(kind)
         job = data[at : at + JOB]
-        digest, clients = fixed(Inbox(self._key_directory, job).take(data, kind, SERVER).fields, 2)
+        digest, clients = expect_fields(Inbox(self._key_directory, job).take(data, kind, SERVER).fields, 2)
         members = tuple(numbers(clients, INDEX).tolist())
         if digest != self._key_directory.digest:
             raise RefusedError("the server has another roll of parties")
@@ -115,7 +115,7 @@ class LabelClient(ABC):
         again = place == self._next - 1 and step in self.any_number
         if not again and (place < self._next or set(self.steps[self._next : place]) - self.any_number):
             raise RefusedError(f"step {step!r} comes out of its order")
-        return self._inbox.take(data, asked(self.domain, step, self._number, self.me), SERVER).fields
+        return self._inbox.take(data, name_request(self.domain, step, self._number, self.me), SERVER).fields
 
     def _check_set(self, members: Sequence[int]) -> None:  # noqa: B027 (a mode may have no rule)
         """Refuse a set of clients."""
@@ -183,9 +183,9 @@ class LabelServer(ABC):
         """Take a client's reply; the last one moves the job on."""
         if client not in self.missing:
             raise RefusedError(f"nothing is expected of client {client} now")
-        fields = self._inbox.take(data, replied(self.domain, self.step, self._number[client]), client).fields
+        fields = self._inbox.take(data, name_reply(self.domain, self.step, self._number[client]), client).fields
         if self.step == DISTRIBUTION:
-            counts_of(fixed(fields, 1)[0], len(self.totals))
+            counts_of(expect_fields(fields, 1)[0], len(self.totals))
         else:
             self._check(self.step, client, fields)
         self._replies[client] = fields
@@ -205,7 +205,7 @@ class LabelServer(ABC):
             return
         self.missing = set(asks)
         for client, fields in asks.items():
-            frame = Frame(asked(self.domain, self.step, self._number[client], client), self.job, SERVER, fields)
+            frame = Frame(name_request(self.domain, self.step, self._number[client], client), self.job, SERVER, fields)
             self._asks[client] = frame.sign(self._identity)
 
     @abstractmethod
@@ -238,17 +238,17 @@ class LabelServer(ABC):
         return placed
 
 
-def asked(domain: str, step: str, number: int, client: int) -> str:
+def name_request(domain: str, step: str, number: int, client: int) -> str:
     """Name the server's message; it names its receiver, too, so that another client's is refused as a whole."""
     return f"{domain} ask {step} {number} of {client}"
 
 
-def replied(domain: str, step: str, number: int) -> str:
+def name_reply(domain: str, step: str, number: int) -> str:
     """Name a client's message."""
     return f"{domain} {step} {number}"
 
 
-def fixed(fields: Fields, count: int) -> Fields:
+def expect_fields(fields: Fields, count: int) -> Fields:
     """Refuse a message with another number of fields."""
     if len(fields) != count:
         raise RefusedError(f"a message has {len(fields)} fields, not {count}")

@@ -17,7 +17,7 @@ from fedstrata.privacy.labels.parties import (
     LabelClient,
     LabelServer,
     counts_of,
-    fixed,
+    expect_fields,
 )
 
 DOMAIN = "fedstrata labels none v1"
@@ -34,7 +34,7 @@ class PlainClient(LabelClient):
         if step == "labels":
             counts = np.array([count for _, count in self._held.values()], dtype=WORD)
             return (counts.tobytes(), *(code for code, _ in self._held.values()))
-        self._placed(list(self._held), *fixed(fields, 2))
+        self._placed(list(self._held), *expect_fields(fields, 2))
         return ()
 
 
@@ -54,7 +54,7 @@ class PlainServer(LabelServer):
 
     def _check(self, step: str, client: int, fields: Fields) -> None:
         if step == "placeholders":
-            fixed(fields, 0)
+            expect_fields(fields, 0)
             return
         if not fields or len(set(fields[1:])) < len(fields) - 1:
             raise RefusedError(f"client {client} tells a label twice, or nothing at all")

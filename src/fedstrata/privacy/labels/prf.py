@@ -43,9 +43,9 @@ from fedstrata.privacy.labels.parties import (
     LabelClient,
     LabelServer,
     counts_of,
-    fixed,
+    expect_fields,
+    name_reply,
     numbers,
-    replied,
 )
 from fedstrata.privacy.masks import add_streams
 
@@ -93,9 +93,9 @@ class PrfClient(LabelClient):
         return (self._agreement.public,)
 
     def _contributions(self, signed: Fields) -> Fields:
-        kind, inbox = replied(DOMAIN, "key", 0), Inbox(self._key_directory, self._job)
-        frames = zip(self._members, fixed(signed, len(self._members)), strict=True)
-        keys = {client: fixed(inbox.take(data, kind, client).fields, 1)[0] for client, data in frames}
+        kind, inbox = name_reply(DOMAIN, "key", 0), Inbox(self._key_directory, self._job)
+        frames = zip(self._members, expect_fields(signed, len(self._members)), strict=True)
+        keys = {client: expect_fields(inbox.take(data, kind, client).fields, 1)[0] for client, data in frames}
         if keys[self.me] != self._agreement.public:
             raise RefusedError("the server shows another public key than this client sent")
         self._tr = transcript_of(DOMAIN.encode() + self._key_directory.digest, self._job, keys)
@@ -108,7 +108,7 @@ class PrfClient(LabelClient):
         )
 
     def _confirm(self, wraps: Fields) -> Fields:
-        others = zip(self._pairs.items(), fixed(wraps, len(self._pairs)), strict=True)
+        others = zip(self._pairs.items(), expect_fields(wraps, len(self._pairs)), strict=True)
         given = {client: unwrap(pair.wrap, client, self.me, data, self._tr) for (client, pair), data in others}
         given[self.me] = self._contribution
         self._group = derive(join([given[client] for client in self._members]), self._tr, b"group key")
@@ -121,7 +121,7 @@ class PrfClient(LabelClient):
         return (b"".join(self._by_token),)
 
     def _agree(self, fields: Fields) -> Fields:
-        total, root, places, paths = fixed(fields, 4)
+        total, root, places, paths = expect_fields(fields, 4)
         self._placed(list(self._by_token.values()), total, places)
         check_paths(root, list(self._by_token), list(self.own.values()), paths)
         self._assignment = root + total
@@ -150,7 +150,7 @@ class PrfClient(LabelClient):
 
     def _all_prove(self, what: bytes, proofs: Fields, instead: str, about: bytes = b"") -> None:
         """Refuse to go on unless every client of the job has what this one has."""
-        for client, proof in zip(self._members, fixed(proofs, len(self._members)), strict=True):
+        for client, proof in zip(self._members, expect_fields(proofs, len(self._members)), strict=True):
             if not hmac.compare_digest(proof, self._proof(what, client, about)):
                 raise RefusedError(f"client {client} has {instead} than client {self.me}")
 
@@ -197,9 +197,9 @@ class PrfServer(LabelServer):
 
     def _check(self, step: str, client: int, fields: Fields) -> None:
         if step == "contributions":
-            fixed(fields, len(self.members) - 1)
+            expect_fields(fields, len(self.members) - 1)
             return
-        [field] = fixed(fields, 1)
+        [field] = expect_fields(fields, 1)
         if step == "tokens":
             tokens = _cut(field)
             if tokens != sorted(set(tokens)):

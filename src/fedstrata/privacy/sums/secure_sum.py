@@ -104,7 +104,6 @@ def secure_sum(
     parties: Parties,
     job: bytes,
     encoding: Encoding = NARROW,
-    needed: int | None = None,
 ) -> SecureSum:
     """Sum flat arrays times weights of 0 to 1. Clients that are asked and have no array go missing before their input.
 
@@ -115,6 +114,6 @@ def secure_sum(
     given = {client: weights.get(client, 0.0) for client in values}
     members, size = tuple(sorted(asked)), len(next(iter(values.values())))
     magnitudes = tuple(magnitude(given.get(member, 0.0)) for member in members)
-    task = SumTask(job, members, size, parties.key_directory.digest, encoding, needed, magnitudes)
+    task = SumTask(job, members, size, parties.key_directory.digest, encoding, magnitudes=magnitudes)
     server = Summing(task, parties.server, parties.key_directory)
     return carry_out(server, task.members, given, in_memory(task, parties, values), never)

@@ -58,7 +58,7 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
     from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
     met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
-    known = partial(registered, Path(asked.nodes)) if asked.nodes else None
+    known = partial(read_registered, Path(asked.nodes)) if asked.nodes else None
     messages = Messages(grid, say=say, met=met, registered=known)
     transport: Transport = messages
     news = partial(tell, Path(asked.news)) if asked.news else say
@@ -100,7 +100,7 @@ def log_id(asked: RunConfig, number: str, id: str) -> None:
         append_event(Path(asked.server) / FILE, "run_named", **about)
 
 
-def registered(path: Path) -> dict[int, str]:
+def read_registered(path: Path) -> dict[int, str]:
     """Read which site's key each node has."""
     try:
         told = json.loads(path.read_text())
@@ -111,11 +111,11 @@ def registered(path: Path) -> dict[int, str]:
 
 def coming_sites(asked: RunConfig, tell: Callable[[Collection[str]], None]) -> ComingSites:
     """Return who could come: the sites of a run that goes on, or whose keys count."""
-    from fedstrata.remote.site_registry import recorded  # noqa: PLC0415 - torch
+    from fedstrata.remote.site_registry import read_sites  # noqa: PLC0415 - torch
 
-    before = recorded(asked.out) if asked.resume else None
+    before = read_sites(asked.out) if asked.resume else None
     nodes = Path(asked.nodes) if asked.nodes else None
-    known = None if nodes is None else (lambda: registered(nodes).values())
+    known = None if nodes is None else (lambda: read_registered(nodes).values())
     return ComingSites(None if before is None else list(before[1]), known, tell)
 
 
@@ -125,9 +125,9 @@ def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str
     If too few do, and messages will do, those, and why.
     """
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
-    from fedstrata.remote.site_registry import recorded  # noqa: PLC0415 - torch
+    from fedstrata.remote.site_registry import read_sites  # noqa: PLC0415 - torch
 
-    before = recorded(asked.out) if asked.resume else None
+    before = read_sites(asked.out) if asked.resume else None
     own = None if before is None else list(before[1])  # also those who are not back yet: they are invited when they are
     try:
         stream = open_stream(messages, asked.stream, run, listen=asked.listen or None, sites=own, say=say)

@@ -18,7 +18,7 @@ import grpc  # type: ignore[import-untyped]
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.framing import ALIVE, FROM_SERVER, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import Invitation
-from fedstrata.remote.transport import LONGEST, Answer, Failure, attempted
+from fedstrata.remote.transport import LONGEST, Answer, Failure, attempt
 
 PAUSE = 0.2  # seconds before the next attempt to connect
 BACKOFF = tuple(
@@ -31,8 +31,8 @@ Outbox = SimpleQueue[Parcel | None]  # None: nothing more comes
 class StreamSite:
     """Follows one invitation."""
 
-    def __init__(self, invitation: Invitation, answer: Answer, longest: int = LONGEST):
-        self._invitation, self._answer, self._longest = invitation, answer, longest
+    def __init__(self, invitation: Invitation, answer: Answer):
+        self._invitation, self._answer = invitation, answer
         self._secret = secrets.token_hex(32)
         self._todo: SimpleQueue[Parcel | Exception | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class StreamSite:
         try:
             while isinstance(request := self._todo.get(), Parcel):
                 if request.number > self._forgotten:
-                    self._send(request.number, attempted(self._answer, request.body, Failure.of))
+                    self._send(request.number, attempt(self._answer, request.body))
                     answered += 1
         finally:
             self._over.set()
@@ -87,7 +87,7 @@ class StreamSite:
             call = join(_frames(outbox), metadata=tuple((f"fedstrata-{name}", value) for name, value in about.items()))
             heard, ended, why = False, False, "the server closed it"
             try:
-                for parcel in parcels(call, FROM_SERVER, lambda _: self._longest):
+                for parcel in parcels(call, FROM_SERVER, lambda _: LONGEST):
                     heard = True
                     if parcel.kind is Kind.END:
                         ended = True

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from fedstrata.config import tables
-from fedstrata.config.experiment import Experiment, Section, refuse_unknown
+from fedstrata.config.experiment import Experiment, refuse_unknown
+from fedstrata.config.sections import Section
 from fedstrata.config.travel import parts_of
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from fedstrata.report.figures import clients, curves, faults, federation, labels, methods, ranks
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.friedman import Friedman
-from fedstrata.runs.compare.grid import titled
+from fedstrata.runs.compare.grid import title_of
 
 PARTITIONS = 4  # most that are drawn
 CONDITIONS = 12  # most conditions whose curves are drawn large
@@ -221,7 +221,7 @@ def over_conditions(tested: Friedman | None) -> Iterator[Shown]:
     """Return the figure of methods over all conditions."""
     if tested is not None:
         said = (
-            f"Mean places of the methods over {tested.conditions} conditions, by {titled(tested.metric)}; 1 is the "
+            f"Mean places of the methods over {tested.conditions} conditions, by {title_of(tested.metric)}; 1 is the "
             f"best. Friedman's p is {tested.p:.3g}. A bar joins methods whose ranks are closer than Nemenyi's critical "
             "difference at 0.05: they cannot be told apart."
         )

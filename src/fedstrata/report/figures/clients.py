@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from fedstrata.report.figures import bands
 from fedstrata.report.figures.bands import add_band
 from fedstrata.report.figures.colours import LINES
-from fedstrata.report.figures.curves import grouped, styles_of
+from fedstrata.report.figures.curves import group_runs, styles_of
 from fedstrata.report.figures.style import (
     ALARM,
     CLIENTS,
@@ -94,7 +94,7 @@ def rank_clients(runs_data: Sequence[RunData]) -> go.Figure | None:
     """Draw the clients' last accuracies, the worst first: the left tenth is whom a run serves worst."""
     drawn = figure(title="clients' accuracy in the last round, worst first", hovermode="closest")
     styles = styles_of(runs_data)
-    for group, own in grouped(runs_data).items():
+    for group, own in group_runs(runs_data).items():
         finals = [f for f in map(last_accuracies, own) if len(f)]
         if not finals:
             continue

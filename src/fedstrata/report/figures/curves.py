@@ -42,12 +42,10 @@ UNITS = {
 SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
 
 
-def curves(
-    runs_data: Sequence[RunData], metric: str = "accuracy", against: str = "rounds", title: str = ""
-) -> go.Figure | None:
+def curves(runs_data: Sequence[RunData], metric: str = "accuracy", against: str = "rounds") -> go.Figure | None:
     """Draw a metric of several runs; runs of one group become their mean, with a band from the least to the most."""
-    drawn = _empty(against, metric, title or METRICS.get(metric, metric))
-    groups = grouped(runs_data)
+    drawn = _empty(against, metric, METRICS.get(metric, metric))
+    groups = group_runs(runs_data)
     lines = len(groups) * (3 if len(groups) < len(runs_data) else 1)
     most = max(2, min(POINTS, ALL_POINTS // max(lines, 1)))
     styles = styles_of(runs_data)
@@ -67,7 +65,7 @@ def accuracy(run_data: RunData, against: str = "rounds") -> go.Figure | None:
     return drawn if drawn.data else None
 
 
-def grouped(runs_data: Sequence[RunData]) -> dict[str, list[RunData]]:
+def group_runs(runs_data: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Put runs of a group together, groups in the order in which they come."""
     order = list(dict.fromkeys(run_data.group for run_data in runs_data))
     ordered = sorted(runs_data, key=lambda run_data: order.index(run_data.group))

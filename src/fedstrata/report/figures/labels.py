@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from fedstrata.report.figures.curves import grouped, styles_of
+from fedstrata.report.figures.curves import group_runs, styles_of
 from fedstrata.report.figures.style import APART, ROUNDS, bin_values, bins, figure, heat_map, plain
 from fedstrata.report.run_data import RunData
 
@@ -39,7 +39,7 @@ def final_recall(runs_data: Sequence[RunData]) -> go.Figure | None:
         return None
     drawn = figure(title="recall of each label in the last round")
     styles = styles_of(runs_data)
-    for at, (group, own) in enumerate(grouped(shown).items()):
+    for at, (group, own) in enumerate(group_runs(shown).items()):
         finals = [r for r in map(last_recall, own) if len(r) == len(classes)]
         if finals:
             marker = {"symbol": SYMBOLS[at % len(SYMBOLS)], "size": 10, "color": styles[group]["color"]}

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from fedstrata.report.figures.colours import line_styles
 from fedstrata.report.figures.style import ALARM, figure, plain
 from fedstrata.runs.compare.friedman import Friedman
-from fedstrata.runs.compare.grid import titled
+from fedstrata.runs.compare.grid import title_of
 
 GREY = "#808080"  # which shows on light and on dark paper
 CHARACTER = 7.0  # pixels that a letter is wide: labels stand in margins, whatever the width of the figure
@@ -17,7 +17,7 @@ LONGEST = 22  # letters of a name that is written out; hovering tells the whole
 def critical_difference(tested: Friedman) -> go.Figure:
     """Draw Demsar's diagram: methods hang from an axis of mean ranks, and bars join those that cannot be told apart."""
     names, count = list(tested.ranks), len(tested.ranks)
-    top = figure(height=170 + 26 * (count // 2 + len(tested.alike)), title=f"Mean ranks by {titled(tested.metric)}")
+    top = figure(height=170 + 26 * (count // 2 + len(tested.alike)), title=f"Mean ranks by {title_of(tested.metric)}")
     styles = line_styles((name, name) for name in names)
     bars = 0.6 * (len(tested.alike) + 1)  # below the axis, above the names
     margins = {"l": 8.0, "r": 8.0}

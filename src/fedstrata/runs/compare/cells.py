@@ -18,7 +18,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.runs.compare.settings import describe
 from fedstrata.runs.folder import Run
 from fedstrata.runs.metrics import Metric, evaluations
-from fedstrata.runs.training import fixed
+from fedstrata.runs.training import drop_changeable
 
 VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"  # what figures depend on
 
@@ -80,7 +80,7 @@ class Cell:
 
 def identity(experiment: Experiment, data: str, weights: str | None) -> str:
     """Hash everything that decides a cell's figures, and nothing else: where it is executed does not count."""
-    known = {"experiment": fixed(experiment.dump()), "data": data, "weights": weights, "version": VERSION}
+    known = {"experiment": drop_changeable(experiment.dump()), "data": data, "weights": weights, "version": VERSION}
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
@@ -103,7 +103,7 @@ def first_weights(init: str | None, model: nn.Module | None) -> str | None:
     return digest.hexdigest()
 
 
-def listed(cell: Cell, root: Path) -> dict[str, Any]:
+def to_line(cell: Cell, root: Path) -> dict[str, Any]:
     """Return a cell's line in comparison.json."""
     line = {"condition": cell.condition, "method": cell.method, "seed": cell.seed, "state": cell.state}
     line |= {"set": dict(cell.setting)} if cell.setting else {}

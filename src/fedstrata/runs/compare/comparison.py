@@ -19,12 +19,12 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.data.federation import Federation
 from fedstrata.engines.ray.cluster import load_ray
-from fedstrata.runs.compare.cells import VERSION, Cell, listed
+from fedstrata.runs.compare.cells import VERSION, Cell, to_line
 from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
-from fedstrata.runs.compare.live import showing, written
+from fedstrata.runs.compare.live import showing, write_metric
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
@@ -125,7 +125,7 @@ class Comparison:
         known = read_folder(path)
         if known is None:
             raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-        return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
+        return lay_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
     @classmethod
     def merge(
@@ -175,7 +175,9 @@ class Comparison:
     def __repr__(self) -> str:
         name = self.metrics[0].name
         means = [(r, r[name]["mean"]) for r in self.rows if r[name]["mean"] is not None]
-        said = [f"{_title(r.get('condition', ''), r['method'])} {written(self.metrics[0], mean)}" for r, mean in means]
+        said = [
+            f"{_title(r.get('condition', ''), r['method'])} {write_metric(self.metrics[0], mean)}" for r, mean in means
+        ]
         left = sum(cell.state != "finished" for cell in self.cells)
         return f"Comparison({str(self.path)!r}: {', '.join(said)}{f'; {left} cells not finished' if left else ''})"
 
@@ -443,7 +445,7 @@ class Comparison:
                 cell.state = "finished"
 
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        trials = [listed(cell, self.path) for cell in (self.search.cells if self.search else ())]
+        trials = [to_line(cell, self.path) for cell in (self.search.cells if self.search else ())]
         now = {line["run_dir"] for line in trials}
         others = [line for line in self.others if line["run_dir"] not in now]
         about = {
@@ -451,7 +453,7 @@ class Comparison:
             **self.design.to_json(),
             "cells": [
                 *(line for line in others if not is_trial(line)),
-                *(listed(cell, self.path) for cell in self.cells if cell.hash),
+                *(to_line(cell, self.path) for cell in self.cells if cell.hash),
             ],
             "trials": [*(line for line in others if is_trial(line)), *trials],
             "notes": self.notes,
@@ -464,7 +466,7 @@ class Comparison:
             write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 
 
-def laid_out(
+def lay_out(
     path: Path | None,
     design: Design,
     notes: list[str],

@@ -19,7 +19,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.runs.compare.settings import Condition, Entry, describe, full_key, within
 from fedstrata.runs.compare.tune import Tune
-from fedstrata.runs.training import fixed
+from fedstrata.runs.training import drop_changeable
 
 KEYS = (
     "experiment",
@@ -47,7 +47,7 @@ class Design:
     @cached_property
     def base(self) -> dict[str, Any]:
         """What all cells have in common, as far as rows and conditions do not change it; seeds may be added."""
-        table = fixed(Experiment.of(self.source, **self.shared).dump())
+        table = drop_changeable(Experiment.of(self.source, **self.shared).dump())
         return {**table, "train": {key: value for key, value in table["train"].items() if key != "seed"}}
 
     @cached_property
@@ -174,6 +174,6 @@ def _keys(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 def resolved(experiment: Experiment) -> str:
     """Return what decides a cell's figures, but for the seed and the method's name."""
-    table = fixed(experiment.dump())
+    table = drop_changeable(experiment.dump())
     table["method"].pop("name")
     return json.dumps(table, sort_keys=True)

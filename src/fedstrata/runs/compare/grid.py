@@ -70,7 +70,7 @@ def metrics_in(rows: Sequence[Row]) -> list[Metric]:
     return [Metric.of(name) for name in rows[0].get("metrics", ("accuracy",))]
 
 
-def titled(name: str) -> str:
+def title_of(name: str) -> str:
     """Return what to call a metric or another figure."""
     return TITLES.get(name, name.replace("_", " ").replace(":", " "))
 
@@ -113,7 +113,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, str]:
     tested = any((row.get("seeds") or 0) > 1 for row in rows)
     paired = {f"{first}{OVER_FIRST}": "over first"} | ({"p": "p"} if tested else {})
     paired |= ({"p_holm": "Holm's p"} if tested and len(rows) > 2 else {}) | {"rank": "rank"}
-    columns = {first: titled(first)} | (paired if len(rows) > 1 else {}) | {name: titled(name) for name in others}
+    columns = {first: title_of(first)} | (paired if len(rows) > 1 else {}) | {name: title_of(name) for name in others}
     return columns | {name: title for name, title in TITLES.items() if name not in columns}
 
 

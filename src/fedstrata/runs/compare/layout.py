@@ -34,8 +34,8 @@ from fedstrata.runs.compare.design import Design, resolved, with_seed
 from fedstrata.runs.compare.settings import Condition, describe, folder_name
 from fedstrata.runs.compare.shards import is_lock
 from fedstrata.runs.session import as_asked, check_experiment
-from fedstrata.runs.settle import settle
-from fedstrata.runs.training import differences, fixed
+from fedstrata.runs.stage_choices import choose_stages
+from fedstrata.runs.training import drop_changeable, name_differences
 
 KEYS = (
     "version",
@@ -76,7 +76,7 @@ class Planner:
         if init not in self._weights:
             self._weights[init] = first_weights(init, self._model)
         if open_stages(one):
-            one, _ = settle(one, as_asked(one, self._data(one)), self._model)
+            one, _ = choose_stages(one, as_asked(one, self._data(one)), self._model)
         key = identity(one, self._prints[known], self._weights[init])
         path = root.joinpath(*map(folder_name, named), f"seed-{seed}")
         return Cell(*place, seed, one, path, self._prints[known], key, self._guesses[fits], dict(setting))
@@ -166,7 +166,7 @@ def refuse_another(path: Path, known: Mapping[str, Any], design: Design) -> None
         raise RequestError(
             f"{path} was made by {known['version']}, and this is {VERSION}: figures may differ; choose another folder"
         )
-    if edits := differences(Design.from_json(known).base, design.base):
+    if edits := name_differences(Design.from_json(known).base, design.base):
         raise RequestError(f"{path} holds a comparison of another experiment ({edits}); choose another folder")
 
 
@@ -178,7 +178,10 @@ def _refuse_changed(cell: Cell, line: Mapping[str, Any]) -> None:
         raise RequestError(f"the data of seed {cell.seed} are not those that {cell.path} was made with")
     edits = ""
     with suppress(RequestError):
-        edits = differences(fixed(Experiment.of(cell.path / "experiment.toml").dump()), fixed(cell.experiment.dump()))
+        edits = name_differences(
+            drop_changeable(Experiment.of(cell.path / "experiment.toml").dump()),
+            drop_changeable(cell.experiment.dump()),
+        )
     raise RequestError(
         f"{cell.path} holds a run of another experiment ({edits or 'its first weights differ'}); choose another folder"
     )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from fedstrata.runs.compare.grid import titled, write_value
+from fedstrata.runs.compare.grid import title_of, write_value
 from fedstrata.runs.compare.pool import ENDS, Tell
-from fedstrata.runs.progress import Reporter, remarked
+from fedstrata.runs.progress import Reporter, describe_remark
 from fedstrata.runs.screen import is_watched, open_screen
 
 if TYPE_CHECKING:
@@ -114,15 +114,15 @@ class Watcher:
 
     def leader(self) -> str:
         """Say which rows lead so far."""
-        led, best = self.leaders(), f"best {titled(self.metric.name)} so far"
+        led, best = self.leaders(), f"best {title_of(self.metric.name)} so far"
         if not led:
             return ""
         if len(self.comparison.conditions) == 1:
             (only,) = led.values()
             seeds = f" (mean of {only.seeds} seeds)" if only.seeds > 1 else ""
-            return f"{best}: {only.method} {written(self.metric, only.mean)}{seeds}"
+            return f"{best}: {only.method} {write_metric(self.metric, only.mean)}{seeds}"
         if len(led) <= FEW:
-            named = (f"{name}: {one.method} {written(self.metric, one.mean)}" for name, one in led.items())
+            named = (f"{name}: {one.method} {write_metric(self.metric, one.mean)}" for name, one in led.items())
             return f"{best} under {', '.join(named)}"
         wins = Counter(one.method for one in led.values()).most_common()
         return f"{best} under {len(led)} conditions: {', '.join(f'{method} {count}' for method, count in wins)}"
@@ -138,7 +138,7 @@ class Watcher:
             if choice in self._chosen:
                 return ""
             self._chosen.add(choice)
-        return remarked(event) or ""
+        return describe_remark(event) or ""
 
     def show(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """Show an event."""
@@ -179,8 +179,8 @@ class LiveLines(Watcher):
         at = f"tuning {self.trials}" if cell.trial else f"{self.ended()}/{len(self.comparison.cells)}"
         if event["event"] == "finished":
             known = self.value.get(cell.path)
-            value = "not reached" if known is None else written(self.metric, known)
-            said = f"{titled(self.metric.name)} {value} after {event['summary']['rounds']} rounds"
+            value = "not reached" if known is None else write_metric(self.metric, known)
+            said = f"{title_of(self.metric.name)} {value} after {event['summary']['rounds']} rounds"
             more = "" if cell.trial else f"{self._praise(cell)}{self.left()}"
             self._print(f"{at} {cell.name}: {said}{more}")
         elif event["event"] == "pruned":
@@ -233,7 +233,7 @@ class LiveTable(Watcher):
         table = Table(box=None, header_style="bold", pad_edge=False, caption=self._caption(), caption_justify="left")
         table.add_column("method", no_wrap=True)
         several = ["leads"] * (len(self.comparison.conditions) > 1)
-        for title in ("done", "running", "left", "failed", titled(self.metric.name), *several):
+        for title in ("done", "running", "left", "failed", title_of(self.metric.name), *several):
             table.add_column(title, justify="right", no_wrap=True)
         table.add_column("now", no_wrap=True)
         wins, shared = Counter(leader.method for leader in self.leaders().values()), self._shared()
@@ -262,7 +262,7 @@ class LiveTable(Watcher):
         ended = [cell for cell in known if cell.state == "finished" and (cell.condition, cell.seed) in shared]
         done = [self.value[cell.path] for cell in ended]
         now = done or [self.value[cell.path] for cell in known]
-        mean = written(self.metric, sum(now) / len(now)) if now else ""
+        mean = write_metric(self.metric, sum(now) / len(now)) if now else ""
         return mean if done or not now else f"({mean})"
 
     def _now(self, method: str) -> str:
@@ -277,7 +277,7 @@ class LiveTable(Watcher):
         return "; ".join(filter(None, (f"{self.progress()}{self.left()}", self.leader())))
 
 
-def written(metric: Metric, value: float) -> str:
+def write_metric(metric: Metric, value: float) -> str:
     """Write a value of a metric; shares with a unit, because nothing beside them says so."""
     return f"{write_value(metric.name, value)}{'' if metric.lower else ' %'}"
 

@@ -21,7 +21,7 @@ from fedstrata.runs.compare.layout import Planner, read_folder
 from fedstrata.runs.compare.optuna_search import JOURNAL
 from fedstrata.runs.compare.search import FOLDER, is_trial
 from fedstrata.runs.folder import Run, finite
-from fedstrata.runs.training import differences, fixed
+from fedstrata.runs.training import drop_changeable, name_differences
 
 SAME = ("version", *designs.KEYS)
 
@@ -71,7 +71,7 @@ def _refuse_another(first: Path, one: Mapping[str, Any], folder: Path, other: Ma
     for key in SAME:
         if one[key] != other[key]:
             named = _names(one[key]), _names(other[key])
-            edits = differences(*(named if named[0] != named[1] else (one[key], other[key])), key)
+            edits = name_differences(*(named if named[0] != named[1] else (one[key], other[key])), key)
             raise RequestError(f"{first} and {folder} do not hold the same comparison ({edits:.300}); merge what does")
 
 
@@ -107,7 +107,11 @@ def _refuse_strange(design: Design, lines: Mapping[str, tuple[Path, Line]], plan
         if cell.hash != line["hash"]:
             raise RequestError(f"{folder / run} was made with other data or first weights than those that are here")
         file = folder / run / "experiment.toml"
-        if file.exists() and (edits := differences(fixed(cell.experiment.dump()), fixed(Experiment.of(file).dump()))):
+        if file.exists() and (
+            edits := name_differences(
+                drop_changeable(cell.experiment.dump()), drop_changeable(Experiment.of(file).dump())
+            )
+        ):
             raise RequestError(f"{file} is not that of the comparison ({edits:.300})")
 
 

@@ -17,7 +17,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
-from fedstrata.runs.compare.comparison import Comparison, laid_out
+from fedstrata.runs.compare.comparison import Comparison, lay_out
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
@@ -28,7 +28,7 @@ from fedstrata.runs.compare.settings import Condition, Entry, Given
 from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.metrics import metrics_of
 from fedstrata.runs.session import as_asked
-from fedstrata.runs.settle import settle
+from fedstrata.runs.stage_choices import choose_stages
 from fedstrata.runs.training import with_given
 
 
@@ -143,7 +143,7 @@ def prepare(
         first = metrics_of(asked.metric)[0] if asked.metric else ACCURACY
         design = replace(design, tune=replace(design.tune, metric=design.tune.metric or first.name))
         notes += design.tune.check_rows(design.entries, design.conditions, design.same)
-    return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+    return lay_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
 
 
 def make_design(
@@ -174,7 +174,7 @@ def make_design(
         whole = design.entries[0]
         known = design.experiments[conditions[0].name, whole.name]
         if open_stages(known):  # what there is to take away follows from the data
-            known, _ = settle(known, as_asked(known, federation or build_federation(known)), model)
+            known, _ = choose_stages(known, as_asked(known, federation or build_federation(known)), model)
         without, notes = ablate_method(whole, known, asked.ablate)
         design = replace(design, entries=[whole, *without])
     design.check()

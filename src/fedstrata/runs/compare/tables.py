@@ -25,7 +25,7 @@ from fedstrata.runs.compare.grid import (
     grid_of_figures,
     grid_of_settings,
     metrics_in,
-    titled,
+    title_of,
     write_figure,
 )
 from fedstrata.runs.compare.settings import describe
@@ -196,7 +196,7 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
     if not brought:
         return []
     lines, metric = [], metrics_in(rows)[0]
-    title = titled(metric.name)
+    title = title_of(metric.name)
     for row in brought:
         p = row["brings"]["p"]
         brings = write_figure(f"{metric.name}{OVER_FIRST}", row["brings"])
@@ -255,7 +255,7 @@ def _of_columns(rows: Sequence[Row], grid: Grid) -> list[str]:
     if "p" in shown:
         holm = ", corrected for how many there are by Holm" if "Holm's p" in shown else ""
         said.append(f"p: of its permutation test{holm}")
-    shares = [titled(name) for name in figures_of(rows) if name in HIGHER and name != first]
+    shares = [title_of(name) for name in figures_of(rows) if name in HIGHER and name != first]
     if others := [title for title in shares if title in shown]:
         said.append(f"{', '.join(others)} in %{' too' if first in HIGHER else ''}")
     clocks = {"time": "time is virtual", "seconds": "seconds are real"}
@@ -263,7 +263,7 @@ def _of_columns(rows: Sequence[Row], grid: Grid) -> list[str]:
 
 
 def _with_unit(metric: Metric) -> str:
-    return f"{titled(metric.name)}{', less is better' if metric.lower else ' in %'}"
+    return f"{title_of(metric.name)}{', less is better' if metric.lower else ' in %'}"
 
 
 def _seeds(rows: Sequence[Row]) -> str:

@@ -26,7 +26,7 @@ from fedstrata.methods.situation import Situation, StageChoice
 from fedstrata.privacy.refusals import refuse
 
 
-def settle(
+def choose_stages(
     experiment: Experiment, federation: FederationInfo, model: nn.Module | None = None
 ) -> tuple[Experiment, list[StageChoice]]:
     """Fill the stages that the experiment leaves to its recipe, and say why; a part that does not fit is FedAvg's.

@@ -18,10 +18,10 @@ from fedstrata.methods.recipes import STAGES
 from fedstrata.methods.situation import Situation, StageChoice
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.session import run_at_sites
-from fedstrata.runs.settle import measure, settle
+from fedstrata.runs.stage_choices import choose_stages, measure
 from fedstrata.testing.tiny import tiny_federation
 
-HERE = "test_settle"
+HERE = "test_stage_choices"
 SHORT = {**LIGHT, "method.name": f"{HERE}:SEEING", "train.rounds": 3, "train.clients_per_round": 4}
 
 
@@ -210,4 +210,4 @@ def test_the_figures_are_those_of_inspect():
     now = measure(Experiment.of(), federation)
     assert now.alpha == pytest.approx(found.measures.alpha_class)
     assert now.effective_labels == pytest.approx(found.measures.effective_labels_mean)
-    assert settle(Experiment.of(), federation) == (Experiment.of(), [])
+    assert choose_stages(Experiment.of(), federation) == (Experiment.of(), [])

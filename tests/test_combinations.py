@@ -9,10 +9,10 @@ import torch
 from sweeping import sweep
 
 from fedstrata.core import registry
-from fedstrata.testing.composition import STAGES, attempt, named, overrides, pairs, table
 from fedstrata.testing.tiny import run_rounds, session_of
+from studies._pairs import STAGES, attempt, named, overrides, pairs, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
+PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
 CHUNKS = 12  # so that several workers can share
 
 
