@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from looping import run_loop
@@ -168,6 +170,29 @@ def test_nobody_can_take_the_task_of_a_run_over_the_web_and_a_submitted_run_is_l
     assert not runs._called.is_set()
     assert run_loop(asked(runs, SUBMITTED))[0]["status"] == 200
     assert runs._called.is_set()
+
+
+def test_a_look_for_runs_that_fails_is_tried_again(monkeypatch, capsys):
+    """Flower's database may have no room for a while; runs that come later would wait for ever."""
+    answers = [OSError("full"), OSError("still full"), SimpleNamespace(token="t"), SimpleNamespace(token="")]
+    launched = threading.Event()
+
+    def acquire(asked, state):
+        given = answers.pop(0) if answers else SimpleNamespace(token="")
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    handlers = SimpleNamespace(
+        acquire_task=acquire, AcquireTaskRequest=dict, TaskType=SimpleNamespace(SERVER_APP="server")
+    )
+    monkeypatch.setattr(run_launcher, "import_module", lambda _: handlers)
+    monkeypatch.setattr(run_launcher, "FIRST", 0.01)
+    runs = RunLauncher(Calls(), [])
+    monkeypatch.setattr(runs, "launch", lambda token: launched.set())
+    runs.watch(lambda: None)
+    assert launched.wait(60)
+    assert capsys.readouterr().out == "runs cannot be started for now, which is tried again: full\n"
 
 
 def submitting(app, body: bytes) -> tuple[int, bytes]:

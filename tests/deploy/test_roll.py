@@ -132,6 +132,11 @@ def test_a_server_that_runs_takes_in_a_later_roll_and_says_what_it_refuses(own, 
         "a roll is refused: roll 1 is not newer than roll 2, which holds here",
         "a roll is refused: the roll cannot be read",
     ]
+    (own / "server" / FILE).write_bytes(b"{")  # somebody is bringing one
+    assert not watch.changed()
+    (own / "server" / FILE).write_bytes(watch.roll.write())
+    assert not watch.changed()
+    assert len(said) == 3, "what is half written is no roll that anybody brought"
     (own / "server" / FILE).write_bytes(first)  # somebody put it back while the server was down
     again = RollWatch(own / "server", kept, said.append)
     assert again.roll.serial == 2
@@ -142,6 +147,24 @@ def test_a_server_that_runs_takes_in_a_later_roll_and_says_what_it_refuses(own, 
         *[("roll_refused", "warning", 2)] * 3,
     ]
     assert [line["why"] for line in lines[2:]] == ["the roll cannot be read", "roll 1 is older"]
+
+
+def test_a_roll_that_is_half_written_ends_neither_a_run_nor_a_server(own, tmp_path):
+    """A run looks at it before each of its rounds, and whoever brings one writes it meanwhile."""
+    kept, said = tmp_path / "state", []
+    kept.mkdir()
+    logs.keep_log(kept)
+    RollWatch(own / "server", kept, said.append)
+    for half in (b"", Credentials.load(own / "server").roll.write()[:300]):
+        (own / "server" / FILE).write_bytes(half)
+        assert Credentials.load(own / "server", kept).roll.serial == 1
+        with pytest.raises(RequestError, match="the roll cannot be read"):
+            Credentials.load(own / "server")
+    assert RollWatch(own / "server", kept, said.append).roll.serial == 1
+    assert said == ["the roll beside the keys is refused: the roll cannot be read; roll 1 holds here"]
+    (kept / FILE).write_bytes(replace(Roll.read((kept / FILE).read_bytes()), serial=9).write())  # not signed
+    with pytest.raises(RequestError, match="the roll cannot be read"):
+        Credentials.load(own / "server", kept)
 
 
 def test_certificates_that_end_are_spoken_of_weeks_before(own, tmp_path, monkeypatch):

@@ -173,22 +173,74 @@ def test_a_disk_is_known_to_be_full_by_writing_to_it(tmp_path):
     assert "No such file" in unwritable(tmp_path / "nowhere")
 
 
-def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch):
+class Clock:
+    """A clock that goes on where somebody sleeps, and nowhere else."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    here = Clock()
+    monkeypatch.setattr(site_reporter, "time", here)
+    return here
+
+
+def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch, clock):
     answers = [refusal(404), answer(), OSError("away"), OSError("busy"), refusal(404)]
-    here, _ = reporter(tmp_path, monkeypatch, answers)
+    here, sent = reporter(tmp_path, monkeypatch, answers)
     here.report()  # not yet registered: whoever connects finds out
     here.report()
     here.report()  # a server that is away revokes nobody
     with pytest.raises(RevokedError, match=r"^site a: the server at h:8000 does not take its key any more: it was "):
-        here.check_known()
+        here.check_known(90.0)
+    here.close()
+    assert len(sent) == 5, "who is shut out is nobody, and says no goodbye"
     assert RevokedError.exit_code == 77
 
 
-def test_a_site_whose_server_is_away_asks_only_so_often_why(tmp_path, monkeypatch):
-    here, sent = reporter(tmp_path, monkeypatch, [answer(), *[OSError("away")] * 3])
+def test_a_site_that_is_shut_out_while_its_server_starts_hears_so_when_it_is_up(tmp_path, monkeypatch, clock):
+    """A server that starts ends connections before it says whose keys count: that takes seconds for each site."""
+    said = []
+    here, _ = reporter(tmp_path, monkeypatch, [answer(), *[refusal(503)] * 30, refusal(404)], said)
     here.report()
-    here.check_known()
-    assert len(sent) == 4
+    with pytest.raises(RevokedError):
+        here.check_known(90.0)
+    assert clock.now == 1029.0, "a second between two questions"
+    assert said == ["site a: asking the server at h:8000 for 90 s whether its key counts"]
+
+
+def test_a_site_whose_server_is_away_asks_why_only_for_a_while(tmp_path, monkeypatch, clock):
+    here, sent = reporter(tmp_path, monkeypatch, [answer(), *[OSError("away")] * 20])
+    here.report()
+    here.check_known(10.0)
+    assert clock.now == 1010.0
+    assert len(sent) == 12
+
+
+def test_a_site_whose_key_counts_is_not_kept_from_ending(tmp_path, monkeypatch, clock):
+    for told in (answer(), refusal(412)):  # a clock that is off is that of a key that counts
+        here, sent = reporter(tmp_path, monkeypatch, [told])
+        here.check_known(90.0)
+        assert (len(sent), clock.now) == (1, 1000.0)
+
+
+def test_a_site_that_was_connected_is_known_before_its_first_report_is_answered(made, tmp_path, monkeypatch, clock):
+    here = keyed(made, tmp_path, monkeypatch, [OSError("busy"), refusal(404)])
+    here.report()
+    here.keep_taken()  # Flower has let it in
+    with pytest.raises(RevokedError):
+        here.check_known(90.0)
+    assert keyed(made, tmp_path, monkeypatch, [])._known, "also after a restart"
 
 
 def test_another_version_is_refused_or_said_to_fit(tmp_path, monkeypatch):
@@ -233,7 +285,7 @@ def test_a_site_that_starts_says_so_and_a_proxy_revokes_nobody(made, tmp_path, m
     assert here.begin()
     assert (sent[0].state, sent[0].about) == ("busy", "starting")
     here.report()
-    here.check_known()
+    here.check_known(0.0)
 
 
 def test_another_version_is_said_to_who_is_not_known_too(made, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from fedstrata.methods.schedules.lots import Lots
 from fedstrata.privacy.labels.kept import OwnMap
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.label_names import open_model
+from fedstrata.remote.orders import RunControl
 from fedstrata.remote.protocol import build_refusal, build_reply, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_privacy import SitePrivacy
@@ -459,6 +460,66 @@ def test_tests_are_counted_by_label_only_over_all_sites(tmp_path, keys):
     run = away(keys, transport, wish, tmp_path / "fewer")
     assert all(event["recall"] is None for event in events(run, "round"))
     assert events(run, "not_scored_by_label")
+
+
+# ---- keys that change ------------------------------------------------------------------------------------------------
+
+
+class WhoIsThere(Here):
+    """Sites may leave."""
+
+    def exchange(self, requests, deadline=None, enough=None):
+        return super().exchange({name: data for name, data in requests.items() if name in self.hosts})
+
+
+def changing(tmp_path, wish, sites, how):
+    """Begin a run in which bonn's key is renewed or revoked while its second round goes on."""
+    own, wish = tmp_path / "keys", SMALL | wish | {"train.rounds": 5}
+    make(own, sites)
+    control = RunControl(tmp_path / "orders", "1", lambda: Credentials.load(own / "server").roll)
+
+    def sited():
+        return hosts(wish, lambda name: Credentials.load(own / "sites" / name), sites)
+
+    def tamper(name, kind, reply):
+        tamper.seen += (name, kind) == ("cologne", "task")
+        if (name, kind, tamper.seen) == ("cologne", "task", 2):
+            getattr(Authority.open(own), how)("bonn")
+            transport.hosts.pop("bonn")
+            transport.hosts |= {"bonn": sited()["bonn"]} if how == "renew" else {}
+        return reply
+
+    tamper.seen = 0
+    transport = WhoIsThere(sited(), tamper)
+
+    def run(**more):
+        return away(own, transport, wish, tmp_path / "run", len(sites), control=control, patience=60.0, **more)
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["renew", "revoke"])
+def test_masked_rounds_are_not_spent_on_sites_that_agreed_with_another_key(tmp_path, how):
+    """Else the run is finished in no time, with the model of the round in which the key was changed."""
+    run = changing(tmp_path, MASKED, SITES, how)
+    why = rf"site bonn: its key was {how}(e)?d, and sums are masked with the one that it began with; this run needs 3"
+    for more in ({}, {"resumed": True}):
+        with pytest.raises(FedstrataError, match=why):
+            run(**more)
+        told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+        assert [event["round"] for event in told if event["event"] == "round"] == [1, 2]
+        assert "its key was" in told[-1]["why"], "and the run folder says so"
+
+
+@pytest.mark.parametrize("wish", [MASKED, PRF | MASKED, PRF], ids=["sums", "both", "labels"])
+def test_others_go_on_without_a_site_whose_key_was_renewed(tmp_path, wish):
+    run = changing(tmp_path, wish, FOUR, "renew")()
+    assert run.summary["rounds"] == 5
+    refused = [event["why"] for event in events(run, "site_refused") if event.get("round") != 2]
+    assert len(refused) == 1
+    assert refused[0].startswith("its key was renewed, and ")
+    later = [event for event in run.events() if event.get("round", 0) > 2]
+    assert {event["event"] for event in later} == {"round"}, "nobody asks it for anything any more"
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -216,8 +216,8 @@ def attend(client: CheckedClient, say: Say) -> None:
                         certificates.turn(reporter.certificate_end)
                     cut_printed(folder)
                     time.sleep(0.5)
+                reporter.check_known(client.patience)  # a server that shut the site out is why, whatever Flower says
                 note("site_ended_by_itself", logging.ERROR, what=gone)
-                reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
                 raise _ended(client, gone)
 
 
@@ -294,13 +294,16 @@ def _connect(client: CheckedClient, household: Household, socket: Path, reporter
         begin = log.stat().st_size if log.exists() else 0
         command = flower.supernode(client.server, client.site, socket, client.keys)
         child = household.start(NODE, command, log, flower.environment(household.folder), household.folder)
-        while child.poll() is None and household.gone() is None:
-            if CONNECTED in _since(log, begin):
-                say(f"site {client.site}: connected to {client.server}; the log is {log}; Ctrl-C ends the site")
-                return
+        while child.poll() is None and household.gone() is None and CONNECTED not in _since(log, begin):
             time.sleep(0.2)
-        if child.poll() is None or REFUSED not in _since(log, begin):
+        said = _since(log, begin)
+        if CONNECTED in said:
+            reporter.keep_taken()  # also where no report was answered yet
+            say(f"site {client.site}: connected to {client.server}; the log is {log}; Ctrl-C ends the site")
+            return
+        if child.poll() is None or REFUSED not in said:
             return  # whoever waits for us finds out
+        reporter.begin()  # which ends a site that was shut out meanwhile
         if time.monotonic() > deadline:
             raise RequestError(
                 f"{_unknown(client)}, or another process is connected with it"
@@ -312,7 +315,6 @@ def _connect(client: CheckedClient, household: Household, socket: Path, reporter
             say(f"the server does not take site {client.site} yet; trying for {client.patience:.0f} s")
             told = True
         household.drop(NODE)
-        reporter.begin()  # which ends a site that was shut out meanwhile
         time.sleep(min(5.0, max(deadline - time.monotonic(), 0.0)))
 
 

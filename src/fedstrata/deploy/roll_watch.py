@@ -14,7 +14,7 @@ from fedstrata.core.files import write_atomically
 from fedstrata.deploy.certificate_watch import CertificateWatch
 from fedstrata.deploy.logs import note
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.roll import FILE, Roll, RollError
+from fedstrata.remote.roll import FILE, Roll, RollError, UnreadableRollError
 
 
 class RollWatch:
@@ -23,13 +23,10 @@ class RollWatch:
     def __init__(self, keys: Path, kept: Path, say: Callable[[str], None]):
         self._path, self._kept, self._say = keys / FILE, kept, say
         self._certificates = CertificateWatch(keys, say)
-        beside, self._credentials = Roll.read(self._path.read_bytes()), Credentials.load(keys, kept)
-        if beside.serial < self.roll.serial:
-            say(f"roll {beside.serial} beside the keys is refused: roll {self.roll.serial} holds here")
-            note("roll_refused", logging.WARNING, roll=self.roll.serial, why=f"roll {beside.serial} is older")
-        elif beside.serial:
-            beside.check(self._credentials.authority)
+        self._credentials = Credentials.load(keys, kept)
+        self._half: tuple[int, int] | None = None  # a file that could not be read, and may be half written
         self._seen = self._look()
+        self._look_beside()
         self._keep()
         self._certificates.turn()
 
@@ -39,17 +36,23 @@ class RollWatch:
         return self._credentials.roll
 
     def changed(self) -> bool:
-        """Take in what lies there now, if it is later and signed; say so, and say why not."""
+        """Take in what lies there now, if it is later and signed; say so, and say why not.
+
+        What cannot be read may be half written: it is refused if it is still the same at the next look.
+        """
         self._certificates.turn()
         if (seen := self._look()) == self._seen:
             return False
-        self._seen = seen
         try:
             later = self._credentials.take_in(self._path.read_bytes())
         except (OSError, RollError) as error:
-            self._say(f"a roll is refused: {error}")
-            note("roll_refused", logging.WARNING, roll=self.roll.serial, why=str(error))
+            if isinstance(error, UnreadableRollError) and seen != self._half:
+                self._half = seen
+                return False
+            self._seen = seen
+            self._refuse(f"a roll is refused: {error}", str(error))
             return False
+        self._seen = seen
         if later is self._credentials:
             return False
         self._credentials = later
@@ -57,6 +60,23 @@ class RollWatch:
         self._say(f"roll {self.roll.serial} of {self.roll.issued} is taken in")
         note("roll_taken_in", roll=self.roll.serial, issued=self.roll.issued)
         return True
+
+    def _look_beside(self) -> None:
+        """Say that a roll beside the keys does not hold; one that is later, and not signed, ends the server here."""
+        holds = f"roll {self.roll.serial} holds here"
+        try:
+            beside = Roll.read(self._path.read_bytes())
+        except (OSError, RollError) as error:  # the one that was kept holds
+            self._refuse(f"the roll beside the keys is refused: {error}; {holds}", str(error))
+            return
+        if beside.serial < self.roll.serial:
+            self._refuse(f"roll {beside.serial} beside the keys is refused: {holds}", f"roll {beside.serial} is older")
+        elif beside.serial:
+            beside.check(self._credentials.authority)
+
+    def _refuse(self, said: str, why: str) -> None:
+        self._say(said)
+        note("roll_refused", logging.WARNING, roll=self.roll.serial, why=why)
 
     def _keep(self) -> None:
         if self.roll.serial:

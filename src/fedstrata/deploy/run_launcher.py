@@ -93,18 +93,26 @@ class RunLauncher:
                 self._warm = self._new()
 
     def watch(self, state: Any) -> None:
-        """Look for runs in Flower's state, from a thread of its own."""
+        """Look for runs in Flower's state, from a thread of its own.
+
+        A look that fails, as on a full disk, is tried again: no later run would ever begin.
+        """
         handlers = import_module("flwr.superlink.servicer.runtime.runtime_handlers")
         asked = handlers.AcquireTaskRequest(supported_task_types=[handlers.TaskType.SERVER_APP])
 
         def look() -> None:
-            pause = FIRST
+            pause, failing = FIRST, False
             while True:
                 self._called.wait(pause)
                 self._called.clear()
-                pause = LOOK
-                while (given := handlers.acquire_task(asked, state())).token:
-                    self.launch(given.token)
+                try:
+                    while (given := handlers.acquire_task(asked, state())).token:
+                        self.launch(given.token)
+                    pause, failing = LOOK, False
+                except Exception as error:
+                    if not failing:
+                        print(f"runs cannot be started for now, which is tried again: {error}", flush=True)
+                    pause, failing = FIRST, True
 
         threading.Thread(target=look, name="runs", daemon=True).start()
 

@@ -37,7 +37,7 @@ from fedstrata.remote.site_socket import ask
 from fedstrata.remote.site_state import STATE
 
 PROBE = bytes(1 << 16)  # what a site must be able to write
-ASKED = 3  # times at most: why did the connection end?
+AGAIN = 1.0  # seconds until a server that says nothing of a key is asked again
 STARTING = "starting"  # what a site is busy with until it is connected
 TAKEN, NO_KEY, CLOCK = 204, 404, 412  # what the gate answers to a report; whom it does not know; whose clock is off
 TAKEN_ONCE = "taken.json"  # the fingerprint of the last key that the server took
@@ -108,16 +108,33 @@ class SiteReporter:
         return self._status == TAKEN
 
     def close(self) -> None:
-        """Say that the site goes; whoever does not hear it finds out."""
-        with suppress(RequestError):
-            self._send(SiteReport(self.site, LEFT, time.time(), "", __version__))
+        """Say that the site goes; whoever does not hear it finds out. Who was shut out is nobody, and says nothing."""
+        if self._status != NO_KEY:
+            with suppress(RequestError):
+                self._send(SiteReport(self.site, LEFT, time.time(), "", __version__))
         self._line.close()
 
-    def check_known(self) -> None:
-        """Raise where the server knew this site's key, and does not any more; a busy server is asked again."""
-        for _ in range(ASKED):
-            if self._send(SiteReport(self.site, self._state, self._since, "", __version__)):
-                return
+    def check_known(self, patience: float) -> None:
+        """Raise where the server knew this site's key, and does not any more.
+
+        A server that is busy, or is starting and has yet to settle whose keys count, is asked again for a while: what
+        ended the connection may be that it was shut out a moment ago.
+        """
+        report, deadline = SiteReport(self.site, self._state, self._since, "", __version__), time.monotonic() + patience
+        if self._send(report):
+            return
+        self.say(f"site {self.site}: asking the server at {self.server} for {patience:.0f} s whether its key counts")
+        while time.monotonic() < deadline and not self._send(report):
+            time.sleep(AGAIN)
+
+    def keep_taken(self) -> None:
+        """Remember over restarts that the key counted: whoever is shut out later hears so at once."""
+        if self._known:
+            return
+        self._known = True
+        if self._key is not None:
+            with suppress(OSError):  # a full disk, which the next report says
+                write_atomically(self.folder / TAKEN_ONCE, json.dumps({"key": self._key.fingerprint}).encode())
 
     def _look(self) -> tuple[str, str, int]:
         if (why := unwritable(self.folder)) is not None:
@@ -130,7 +147,7 @@ class SiteReporter:
         return (BUSY if busy else READY), (f"run {run[:12]}" if busy and run else ""), int(told.get("roll") or 0)
 
     def _send(self, report: SiteReport) -> bool:
-        """Send it; say whether there was an answer."""
+        """Send it; say whether the server answered if it knows the key."""
         headers = {
             HEADER: report.header(),
             **({} if self._key is None else self._key.sign_time()),
@@ -151,10 +168,9 @@ class SiteReporter:
                 f"site {self.site}: the server at {self.server} does not take its key any more: it was "
                 "revoked, or renewed; whoever made the keys knows more"
             )
-        if self._status == TAKEN and not self._known:
-            self._known = True
-            self._keep_taken()
-        return self._status in (TAKEN, NO_KEY)
+        if self._status == TAKEN:
+            self.keep_taken()
+        return self._status in (TAKEN, NO_KEY, CLOCK)
 
     def _say_clock(self) -> None:
         """Say once that signatures bear a time that the server does not take; the key may well count."""
@@ -164,12 +180,6 @@ class SiteReporter:
                 "clocks differ by more than five minutes; set the clock"
             )
         self._warned = self._status == CLOCK
-
-    def _keep_taken(self) -> None:
-        """Remember over restarts that the key counted: whoever is shut out later hears so at once."""
-        if self._key is not None:
-            with suppress(OSError):  # a full disk, which the next report says
-                write_atomically(self.folder / TAKEN_ONCE, json.dumps({"key": self._key.fingerprint}).encode())
 
     def _compare(self, told: Any) -> None:
         """Refuse a server that speaks another protocol; say so where only the version is another one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,17 +26,20 @@ class Credentials:
 
     @classmethod
     def load(cls, folder: Path, kept: Path | None = None) -> Credentials:
-        """Read them; where a later roll was taken in, and kept in another folder, that one holds."""
+        """Read them; where a later roll was taken in, and kept in another folder, that one holds.
+
+        So it does where the one beside the keys cannot be read: whoever brings a roll may be about to write it.
+        """
         try:
             own = json.loads((folder / "identity.json").read_text())
-            roll = Roll.read((folder / FILE).read_bytes())
             key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
             authority = (folder / "ca.crt").read_bytes() if (folder / "ca.crt").exists() else b""
+            roll = _newest(folder, kept, authority)
         except (OSError, ValueError, KeyError, TypeError, RollError) as error:
             raise RequestError(
                 f"{folder} holds no keys of a federation ({error}); make them with deploy keys"
             ) from None
-        return cls(Identity(key), later_of(roll, kept, authority), authority, folder)
+        return cls(Identity(key), roll, authority, folder)
 
     @property
     def server(self) -> bytes:
@@ -59,8 +63,16 @@ class Credentials:
         return KeyDirectory(self.server, tuple(self.sites[name] for name in names))
 
 
-def later_of(roll: Roll, kept: Path | None, authority: bytes) -> Roll:
-    """Return the later of a roll and the one that was taken in before, if that was signed."""
+def _newest(folder: Path, kept: Path | None, authority: bytes) -> Roll:
+    """Return the later of the roll in a folder and the one that was taken in before, if that was signed."""
+    try:
+        roll = Roll.read((folder / FILE).read_bytes())
+    except (OSError, RollError):
+        with suppress(OSError, RollError):
+            if kept is not None:
+                (before := Roll.read((kept / FILE).read_bytes())).check(authority)
+                return before
+        raise
     try:
         return roll if kept is None else roll.followed_by((kept / FILE).read_bytes(), authority)
     except (OSError, RollError):

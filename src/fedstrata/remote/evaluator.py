@@ -109,6 +109,8 @@ class SiteEvaluator:
 
     def _invitation(self, view: View, key_directory: KeyDirectory) -> bytes:
         """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""
+        if self.site_registry.away:
+            return b""
         ask = by_client(self.names, partial(self._answers, fields=1, view=view))
 
         def refuse(client: int, error: RefusedError) -> None:

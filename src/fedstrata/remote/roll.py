@@ -31,6 +31,10 @@ class RollError(FedstrataError):
     """A roll is not taken in; the text says why."""
 
 
+class UnreadableRollError(RollError):
+    """It is none, or half of one."""
+
+
 @dataclass(frozen=True)
 class Roll:
     """Everybody's public keys, by name."""
@@ -53,7 +57,7 @@ class Roll:
             server, signature = bytes.fromhex(told["server"]), bytes.fromhex(told.get("signature", ""))
             serial, issued = int(told.get("serial", 0)), str(told.get("issued", ""))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            raise RollError("the roll cannot be read") from None
+            raise UnreadableRollError("the roll cannot be read") from None
         return cls(server, identities["sites"], nodes, identities["operators"], serial, issued, signature)
 
     def write(self) -> bytes:

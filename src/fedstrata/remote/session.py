@@ -60,7 +60,7 @@ from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
 from fedstrata.remote.setup import cluster_at
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_sites
+from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_sites, recorded_keys
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
@@ -216,8 +216,11 @@ class SiteClients:
         site_registry.note = log
         site_registry.transport.longest = longest_reply(plan)
         site_registry.write(self.folder)
-        wrong = site_registry.begin(site_registry.names, site_registry.deadline)
-        enough = len(site_registry.names) - len(wrong) >= self.wanted
+        site_registry.out.clear()  # who is out was looked at before there was a log to note it in
+        site_registry.leave_out(plan.fewest)
+        there = [name for name in site_registry.names if name not in site_registry.out]
+        wrong = site_registry.begin(there, site_registry.deadline)
+        enough = len(there) - len(wrong) >= self.wanted
         for name, error in wrong.items():
             if not (self.resumed or enough):
                 raise RequestError(f"site {name}: {error}")
@@ -288,8 +291,30 @@ class SiteClients:
 
     def _greeting(self) -> dict[str, Any]:
         """Say what a site is told with every run, with the roll that holds now."""
+        return greeting(self._roll())
+
+    def _roll(self) -> Roll | None:
+        """Return the roll that holds now; None without keys."""
         now = None if self.control is None else self.control.roll()
-        return greeting(None if self.credentials is None else now or self.credentials.roll)
+        return None if self.credentials is None else now or self.credentials.roll
+
+    def shut_out(self) -> dict[str, str]:
+        """Say whose keys hold no more with which sites agreed on something for the whole run: it ends with them."""
+        privacy = self.experiment.privacy
+        agreed = {
+            "sums are masked": privacy.aggregate == "masked",
+            "labels were masked": privacy.labels != "none",
+            "models are sealed": self.chained,
+        }
+        what = next((what for what, holds in agreed.items() if holds), None)
+        if what is None or (roll := self._roll()) is None:
+            return {}
+        changed = {
+            name: "renewed" if name in roll.sites else "revoked"
+            for name, key in self.site_registry.keys.items()
+            if name in self.site_registry.facts and roll.sites.get(name, b"").hex() != key
+        }
+        return {name: f"its key was {how}, and {what} with the one that it began with" for name, how in changed.items()}
 
 
 def run_at_sites(
@@ -345,7 +370,9 @@ def run_at_sites(
         note("site_refused", round=0, step=0, site=name, why=why)
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
-    site_registry = SiteRegistry(transport, run, facts, question, deadline, patience, miss=miss)
+    roll = {} if credentials is None else {name: key.hex() for name, key in credentials.sites.items()}
+    began = roll if before is None else roll | recorded_keys(path)
+    site_registry = SiteRegistry(transport, run, facts, question, deadline, patience, miss=miss, keys=began)
     at = SiteClients(
         site_registry,
         described,
@@ -358,6 +385,7 @@ def run_at_sites(
         wanted=sites,
         absent=frozenset(absent),
     )
+    site_registry.shut_out = at.shut_out
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(site_registry.names) < sites:
         raise RequestError(say_too_few(len(site_registry.names), sites, notes))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
@@ -37,6 +37,7 @@ Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there
 Ask = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # requests by client -> the replies that came
 OFTEN = 0.2  # seconds between two looks for sites
 FILE = "sites.json"  # in the run folder
+T = TypeVar("T")
 
 
 @dataclass
@@ -56,6 +57,9 @@ class SiteRegistry:
     miss: Callable[[Collection[str]], None] = lambda _: None  # told who must come before the run goes on
     changed: bool = False  # whether some site's data are other ones than at the beginning
     away: set[str] = field(default_factory=set)  # who was there before, and is not
+    keys: Mapping[str, str] = field(default_factory=dict)  # identities of sites as they were when the run began
+    shut_out: Callable[[], Mapping[str, str]] = dict  # who cannot go on in this run by now, and why
+    out: set[str] = field(default_factory=set)  # of whom that was said
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +76,7 @@ class SiteRegistry:
             said = {name: told for name, told in said.items() if name not in back}
             said |= {**wrong, **self._exchange(again, fields, left(), None)}
         if self.away or len(said) < (len(requests) if enough is None else enough):
-            self._look_around({*self.transport.names()})
+            self._look_around({*self.transport.names()} - self.out)
         return said
 
     def begin(self, names: Collection[str], deadline: float | None) -> dict[str, FedstrataError]:
@@ -92,20 +96,34 @@ class SiteRegistry:
 
     def attending(self, least: int, heed: Callable[[], None] = lambda: None) -> set[str]:
         """Return the sites that are there now; wait for so many of them, and `heed` operators meanwhile."""
-        if len(there := self._there()) < min(least, len(self.facts)):
-            self.note("waiting", sites=sorted(self.facts.keys() - there), wanted=least)
+        if len(there := self._there(least)) < min(least, len(self.facts)):
+            self.note("waiting", sites=sorted(self.facts.keys() - self.out - there), wanted=least)
             there = self._wait(least, heed)
         self._look_around(there)
         return there
 
-    def _there(self) -> set[str]:
-        return {*self.transport.names()} & {*self.facts}
+    def leave_out(self, least: int) -> None:
+        """Note who cannot go on in this run; without so many sites, it ends here: nobody who is out comes back."""
+        shut_out = self.shut_out()
+        for name in sorted(shut_out.keys() - self.out):
+            self.note("site_refused", site=name, client=self.names.index(name), why=shut_out[name])
+            self.out.add(name)
+        left = [name for name in self.facts if name not in self.out]
+        if len(left) < min(least, len(self.facts)):
+            why = "; ".join(f"site {name}: {reason}" for name, reason in sorted(shut_out.items()))
+            raise FedstrataError(
+                f"{why}; this run needs {least} sites, and {len(left)} are left: begin a new run, without --resume"
+            )
+
+    def _there(self, least: int) -> set[str]:
+        self.leave_out(least)
+        return {*self.transport.names()} & {*self.facts} - self.out
 
     def _wait(self, least: int, heed: Callable[[], None]) -> set[str]:
         until = monotonic() + self.patience
         try:
-            while len(there := self._there()) < min(least, len(self.facts)):
-                self.miss(missing := self.facts.keys() - there)
+            while len(there := self._there(least)) < min(least, len(self.facts)):
+                self.miss(missing := self.facts.keys() - self.out - there)
                 if monotonic() > until:
                     raise FedstrataError(
                         f"after {self.patience:g} seconds {len(there)} of the {least} sites that are needed are "
@@ -129,7 +147,9 @@ class SiteRegistry:
 
     def write(self, folder: Path) -> None:
         """Keep who takes part, for those who go on with the run."""
-        table = {"run": self.run, "sites": {name: facts.dump() for name, facts in self.facts.items()}}
+        table: dict[str, Any] = {"run": self.run, "sites": {name: facts.dump() for name, facts in self.facts.items()}}
+        if self.keys:
+            table["keys"] = {name: key for name, key in self.keys.items() if name in self.facts}
         write_atomically(folder / FILE, json.dumps(table).encode())
 
     def _exchange(
@@ -273,11 +293,22 @@ def by_client(names: Sequence[str], tell: Callable[[Mapping[str, bytes]], Mappin
 
 def read_sites(folder: Path) -> tuple[str, dict[str, Introduction]] | None:
     """Return who took part in a run, as its folder has it; None where it never began."""
+    told = _written(folder, lambda table: {n: Introduction.read(values, n) for n, values in table["sites"].items()})
+    return None if told is None else (told[0], told[1])
+
+
+def recorded_keys(folder: Path) -> dict[str, str]:
+    """Return the identities that the sites of a run had when it began; none where nobody wrote them down."""
+    told = _written(folder, lambda table: {str(n): str(key) for n, key in table.get("keys", {}).items()})
+    return {} if told is None else told[1]
+
+
+def _written(folder: Path, read: Callable[[Any], dict[str, T]]) -> tuple[str, dict[str, T]] | None:
     if not (folder / FILE).exists():
         return None
     try:
         table = json.loads((folder / FILE).read_text())
-        return str(table["run"]), {name: Introduction.read(values, name) for name, values in table["sites"].items()}
+        return str(table["run"]), read(table)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"{folder / FILE} is damaged, so nobody knows who takes part: {error!r}") from None
 
