@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _speeds
+from fedstrata.cli import paper_list
 from fedstrata.reproduce import work
 from fedstrata.reproduce.minutes import in_words
 from fedstrata.reproduce.overview import judge_all
@@ -39,6 +40,20 @@ def test_every_table_says_how_long_it_takes_on_a_cpu_and_on_a_gpu(judged):
     for own in judged.values():
         told = own.to_json()
         assert told["minutes"]["cpu"] > told["minutes"]["gpu"] >= 0
+
+
+def test_in_eighty_columns_only_what_a_table_is_about_is_cut(judged, capsys, monkeypatch):
+    monkeypatch.setattr(paper_list, "UNKNOWN_WIDTH", 80)
+    paper_list.print_list(judged)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = {line.split()[0]: line for line in reversed(lines)}  # readings stand below their tables
+    for name, own in judged.items():
+        if " " not in name:  # no reading
+            assert "…" not in shown[name].rsplit("  ", 1)[0]
+            assert all(
+                paper_list.short(t.minutes(own.results.table.wanted())) in shown[name] for t in own.times.values()
+            )
 
 
 def test_what_work_costs_was_measured():
