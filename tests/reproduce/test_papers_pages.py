@@ -11,7 +11,7 @@ from fedstrata.reproduce import work
 from fedstrata.reproduce.minutes import in_words
 from fedstrata.reproduce.overview import judge_all
 from fedstrata.reproduce.pages import markdown_pages, with_headlines
-from fedstrata.reproduce.table import all_tables
+from fedstrata.reproduce.table import PAPERS, all_tables
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "out of step: type `fedstrata reproduce page`"
@@ -34,6 +34,15 @@ def test_the_readme_s_first_table_is_in_step_with_the_results(judged):
     assert with_headlines(readme, judged) == readme, AGAIN
     first = readme.index("| ")
     assert readme[first:].startswith("| paper | its headline |")
+
+
+def test_the_readme_says_where_runs_had_a_part_of_the_data(judged):
+    text = with_headlines((ROOT / "README.md").read_text(), judged)
+    first = {name: next(own for own in judged.values() if own.results.table.paper == name) for name in PAPERS}
+    assert any(own.results.partial for own in first.values())
+    for paper, own in first.items():
+        line = next(line for line in text.splitlines() if f"](docs/papers/{paper}.md)" in line)
+        assert ("on a part of the data" in line) is (own.results.partial > 0)
 
 
 def test_every_table_says_how_long_it_takes_on_a_cpu_and_on_a_gpu(judged):
