@@ -170,7 +170,8 @@ def html_page(judged: All) -> str:
 
 def _section(own: Judged) -> Iterator[str]:
     table = own.results.table
-    yield f'<h3 id="{escape(table.id)}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
+    anchor = escape(table.id.replace(" ", "-"))  # which holds no blanks
+    yield f'<h3 id="{anchor}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
     yield "".join(f"<p>{escape(said)}</p>" for said in describe(own.results, own.verdict))
     for title, grid in grids_of(own.results):
         head = "".join(f'<th scope="col">{escape(column)}</th>' for column in grid.titles)
