@@ -19,7 +19,7 @@ from studies._rules import Case, advised, cases, fit
 
 STUDY = "which-method"
 DATA = ("digits", "fashion-mnist", "covtype", "mit-bih", "uci-har")
-SEEDS = (10, 11)  # others than those of the search for strata
+SEEDS = (10, 11, 12)  # others than those of the search for strata
 TENTHS = {"method.schedule.rounds_per_epoch": 10, "train.rounds": 10_000, "train.evaluate.every": 1}
 LARGE = {"train.batch_size": 1_024, "train.lr": 0.2, "method.driver.up": "int8", "method.driver.down": "bf16"}
 PLAIN = ("fedavg", "fedpbs", "fedbss", "terraform", "balanced-labels")

@@ -11,7 +11,7 @@ from paper_files import BY_ID, FILES, design
 from fedstrata.config import tables
 from fedstrata.reproduce.execute import run_quickly
 from fedstrata.reproduce.results import ALWAYS
-from fedstrata.reproduce.table import find_table
+from fedstrata.reproduce.table import all_tables, find_table
 from fedstrata.runs.metrics import Metric, metrics_of
 
 TABLES = {  # every table and figure with results: part of a paper, data set where one has several
@@ -127,6 +127,18 @@ def test_the_figures_are_those_of_the_papers():
     assert figure("T3", "oort", "1") == 89.01
     assert figure("T3", "terraform-fedprox", "4") == 87.24 == figure("T4", "5 clients", "4")
     assert figure("T1", "power-of-choice-fedprox", "2") == 20.28
+
+
+def test_methods_have_as_many_epochs_as_stratify_s_paper_prints_for_them():
+    """It trains each for as long as its best epoch on evenly dealt data; no epoch that is printed is later."""
+    found = [table for table in all_tables().values() if table.method == "stratify" and table.conditions[-1] == "IID"]
+    assert len(found) == 12
+    for table in found:
+        printed = table.costs["best_accuracy_round"]
+        others = max(max(epochs) for row, epochs in printed.items() if row != "stratify")
+        for row in table.rows:
+            asked = table.settings("IID", row)["train.rounds"]
+            assert asked == (max(printed[row]) if row == "stratify" else others), table.id
 
 
 def run_quick(id, out):

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _speeds
+from fedstrata.cli import paper_list
 from fedstrata.reproduce import work
 from fedstrata.reproduce.minutes import in_words
 from fedstrata.reproduce.overview import judge_all
 from fedstrata.reproduce.pages import markdown_pages, with_headlines
-from fedstrata.reproduce.table import all_tables
+from fedstrata.reproduce.table import PAPERS, all_tables
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "out of step: type `fedstrata reproduce page`"
@@ -35,10 +36,33 @@ def test_the_readme_s_first_table_is_in_step_with_the_results(judged):
     assert readme[first:].startswith("| paper | its headline |")
 
 
+def test_the_readme_says_where_runs_had_a_part_of_the_data(judged):
+    text = with_headlines((ROOT / "README.md").read_text(), judged)
+    first = {name: next(own for own in judged.values() if own.results.table.paper == name) for name in PAPERS}
+    assert any(own.results.partial for own in first.values())
+    for paper, own in first.items():
+        line = next(line for line in text.splitlines() if f"](docs/papers/{paper}.md)" in line)
+        assert ("on a part of the data" in line) is (own.results.partial > 0)
+
+
 def test_every_table_says_how_long_it_takes_on_a_cpu_and_on_a_gpu(judged):
     for own in judged.values():
         told = own.to_json()
         assert told["minutes"]["cpu"] > told["minutes"]["gpu"] >= 0
+
+
+def test_in_eighty_columns_only_what_a_table_is_about_is_cut(judged, capsys, monkeypatch):
+    monkeypatch.setattr(paper_list, "UNKNOWN_WIDTH", 80)
+    paper_list.print_list(judged)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = {line.split()[0]: line for line in reversed(lines)}  # readings stand below their tables
+    for name, own in judged.items():
+        if " " not in name:  # no reading
+            assert "…" not in shown[name].rsplit("  ", 1)[0]
+            assert all(
+                paper_list.short(t.minutes(own.results.table.wanted())) in shown[name] for t in own.times.values()
+            )
 
 
 def test_what_work_costs_was_measured():

@@ -100,6 +100,7 @@ def test_all_are_the_tables_whose_data_are_here(typed, tmp_path, monkeypatch):
     for module in (table, overview, results):
         monkeypatch.setattr(module, "all_tables", lambda: {"X3": elsewhere})
     assert "the data of no table are here" in str(typed("run", "all").exception)
+    assert "4 runs done" in typed("run", "all", "--quick", "-q").output  # on data that come along
 
 
 def test_some_rows_can_be_run_alone(typed, tmp_path):

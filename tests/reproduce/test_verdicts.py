@@ -10,9 +10,9 @@ from paper_tables import TEXT
 import fedstrata
 from fedstrata.core.errors import RequestError
 from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, costs_of, departures, figure_of
-from fedstrata.reproduce.results import Results
+from fedstrata.reproduce.results import Results, methods_beside
 from fedstrata.reproduce.show import cost_grid_of, describe, from_printed, text_of
-from fedstrata.reproduce.table import Wanted, read_table
+from fedstrata.reproduce.table import Wanted, find_table, read_table
 from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, SMALLER, WORSE, contrast, judge
 
 TABLE = read_table(TEXT)
@@ -242,10 +242,27 @@ def test_an_entry_says_whether_local_steps_were_compiled(tmp_path):
         assert next(e["compiled"] for e in entries if e["seed"] == seed) is compiled
 
 
-def test_damaged_results_are_refused(tmp_path):
-    (tmp_path / "X1.json").write_text('{"runs": [{"condition": 3}')
-    with pytest.raises(RequestError, match=r"X1\.json is damaged"):
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"runs": [{"condition": 3}',
+        "[]",
+        '{"id": "X1", "runs": [{"condition": "few", "method": "fedavg", "seed": 0}]}',
+    ],
+)
+def test_damaged_results_are_refused(tmp_path, text):
+    (tmp_path / "X1.json").write_text(text)
+    with pytest.raises(RequestError, match=r"X1\.json is damaged.*move it away"):
         Results(TABLE, tmp_path)
+    (tmp_path / "X1.json").rename(tmp_path / "X1-with-feddyn.json")
+    with pytest.raises(RequestError, match=r"X1-with-feddyn\.json is damaged"):
+        methods_beside(TABLE, tmp_path)
+
+
+def test_settings_are_told_in_few_words(tmp_path):
+    own = Results(find_table("B2"), tmp_path)
+    shown = text_of(own, judge({"B2": own})["B2"], 400)
+    assert "train.optimizer = sgd(momentum=0.0001, weight_decay=1e-05), train.evaluate.every = 1" in shown
 
 
 def test_the_primary_contrast_comes_first_and_has_more_seeds():

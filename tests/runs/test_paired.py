@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from scipy.stats import permutation_test
 
@@ -52,9 +54,20 @@ def test_the_paired_test_agrees_with_scipy():
     assert p_value(values) == pytest.approx(known.pvalue)
 
 
+def test_twenty_four_pairs_are_gone_through_as_well():
+    """Whole numbers, so that the ways to each sum can be counted."""
+    values = [1, -2, 3, 4, 1, 2, -1, 2, 5, 1, 1, -3, 2, 2, 4, -1, 3, 1, -2, 2, 1, 3, -1, 2]
+    ways = Counter([0])
+    for value in values:
+        ways = Counter({at: ways[at - value] + ways[at + value] for at in range(-100, 101)})
+    far = sum(number for at, number in ways.items() if abs(at) >= sum(values))
+    assert p_value(values) == far / 2**24
+    assert p_value([0.1] * 24) == 2 / 2**24
+
+
 def test_with_many_pairs_flips_are_drawn():
     assert p_value([0.1] * 40) == pytest.approx(1 / (2**16 + 1))  # none of those drawn is as far
-    assert p_value([0.1, -0.1] * 10) == 1.0
+    assert p_value([0.1, -0.1] * 10) == p_value([0.1, -0.1] * 20) == 1.0
 
 
 def test_a_difference_is_paired():

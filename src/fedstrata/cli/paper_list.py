@@ -16,6 +16,7 @@ from fedstrata.reproduce.table import PAPERS
 from fedstrata.reproduce.work import speeds
 
 UNKNOWN_WIDTH = 160  # where nobody looks, such as in a pipe: nothing is cut off
+LEAST = 20  # columns for what a table is about: where there are fewer, long verdicts are broken
 SHORT = {"years": "y", "days": "d"}  # units, so that eighty columns leave room for what a table is about
 STYLES = {"holds": "green", "does not hold": "yellow", "not run yet": "dim"}
 
@@ -25,12 +26,15 @@ def print_list(judged: Mapping[str, Judged]) -> None:
     console = Console(width=None if sys.stdout.isatty() else UNKNOWN_WIDTH, highlight=False)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     lines = {PAPERS[paper]: [_cells(own) for own in of_paper(paper, judged)] for paper in PAPERS}
-    room = console.width
-    for at, title in enumerate(("id", "data", *map(str.upper, DEVICES), "verdict")):
-        width = max(len(title), *(len(cells[at]) for own in lines.values() for cells in own))
+    titles = ("id", "data", *map(str.upper, DEVICES), "verdict")
+    widths = [
+        max(len(title), *(len(cells[at]) for own in lines.values() for cells in own)) for at, title in enumerate(titles)
+    ]
+    widths[-1] -= max(0, min(widths[-1] - len("not run yet"), sum(widths) + 2 * len(widths) + LEAST - console.width))
+    for title, width in zip(titles, widths, strict=True):
         shown.add_column(title, justify="right" if title.lower() in DEVICES else "left", width=width)
-        room -= width + 2
-    shown.add_column("what", width=max(room, 12), no_wrap=True, overflow="ellipsis")  # alone gives way
+    room = console.width - sum(widths) - 2 * len(widths)
+    shown.add_column("what", width=max(room, 1), no_wrap=True, overflow="ellipsis")
     for paper, own in lines.items():
         shown.add_row(Text(paper, style="bold"))
         for cells in own:
@@ -42,7 +46,7 @@ def print_list(judged: Mapping[str, Judged]) -> None:
 
 def _cells(own: Judged) -> list[str | Text]:
     table, runs = own.results.table, len(own.results.runs)
-    times = [f"{'' if t.measured else '~'}{_short(t.minutes(table.wanted()))}" for t in own.times.values()]
+    times = [f"{'' if t.measured else '~'}{short(t.minutes(table.wanted()))}" for t in own.times.values()]
     word = own.verdict.word
     if word == "open":
         word = f"{runs} of {len(table.wanted())} runs" if runs else "not run yet"
@@ -52,7 +56,8 @@ def _cells(own: Judged) -> list[str | Text]:
     return [name, "fetch" if missing else "here", *times, Text(word, style=STYLES.get(word, "")), about]
 
 
-def _short(minutes: float) -> str:
+def short(minutes: float) -> str:
+    """Write minutes in few columns."""
     number, unit = in_words(minutes).split()
     return f"{number} {SHORT.get(unit, unit)}"
 

@@ -40,7 +40,7 @@ Names = Annotated[
     list[str],
     typer.Argument(
         metavar="ID...",
-        help='Tables; `fedstrata reproduce list` names them. "all": every one whose data are here.',
+        help='Tables; `fedstrata reproduce list` names them. "all": those whose data are here; with --quick, all.',
         autocompletion=completing.tables,
     ),
 ]
@@ -106,7 +106,7 @@ def run(
     if reading is not None and beside is not None:
         raise RequestError("--with runs beside the table as its file has it; leave --reading out")
     share = Shard.read(shard)
-    tables = [_read_as(table, reading, beside) for table in _find(names)]
+    tables = [_read_as(table, reading, beside) for table in _find(names, quick)]
     line = _line(quiet, named=len(tables) > 1, tiny=quick)
     if quick:
         for table in tables if not quiet else ():
@@ -217,14 +217,14 @@ def _note_missing(results: Path) -> None:
         print(said, file=sys.stderr)
 
 
-def _find(names: list[str]) -> list[PaperTable]:
-    """Return tables by their ids, each once; of "all" of them those whose data are here."""
+def _find(names: list[str], quick: bool) -> list[PaperTable]:
+    """Return tables by their ids, each once; of "all" of them those whose data are here, or none are needed."""
     from fedstrata.reproduce.show import fetch_commands
     from fedstrata.reproduce.table import all_tables, find_table
 
     if "all" not in names:
         return list({table.id: table for table in map(find_table, names)}.values())
-    there = [table for table in all_tables().values() if not fetch_commands(table)]
+    there = [table for table in all_tables().values() if quick or not fetch_commands(table)]
     if not there:
         raise RequestError('"all": the data of no table are here; `fedstrata reproduce list` says what to fetch')
     return there

@@ -97,7 +97,8 @@ def _found(tables: list[Judged]) -> Iterator[str]:
             continue
         claimed = "" if contrast.claimed is None else f" where the paper prints {write_gain(contrast.claimed)}"
         apart = f"; {told}" if (told := from_printed(own.results)) else ""
-        yield f"{table.id} {_word(own)}: {write_gain(contrast.mean)}{claimed}{apart}."
+        part = ", on a part of the data" if own.results.partial else ""
+        yield f"{table.id} {_word(own)}{part}: {write_gain(contrast.mean)}{claimed}{apart}."
         readings = [one for one in known if one.results.table.reading and one.results.table.file_id == table.id]
         if readings:
             yield f"Read otherwise: {'; '.join(map(_read_otherwise, readings))}."

@@ -72,12 +72,13 @@ def _gains(own: Judged) -> tuple[str, str]:
 
 
 def _beside_printed(own: Judged) -> str:
-    """Warn where the baselines do not come to their printed figures: the contrast is then with others."""
+    """Warn where runs had a part of the data, or where the baselines do not come to their printed figures."""
+    said = "; on a part of the data" if own.results.partial else ""
     apart = departures(own.results)
     table = own.results.table
     if apart is None or abs(apart[1]) < POINT or table.metrics[table.metric].lower:
-        return ""
-    return f"; baselines {100 * abs(apart[1]):.2f} points {'above' if apart[1] > 0 else 'below'} the paper's"
+        return said
+    return f"{said}; baselines {100 * abs(apart[1]):.2f} points {'above' if apart[1] > 0 else 'below'} the paper's"
 
 
 def _index(judged: All) -> Iterator[str]:
@@ -169,7 +170,8 @@ def html_page(judged: All) -> str:
 
 def _section(own: Judged) -> Iterator[str]:
     table = own.results.table
-    yield f'<h3 id="{escape(table.id)}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
+    anchor = escape(table.id.replace(" ", "-"))  # which holds no blanks
+    yield f'<h3 id="{anchor}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
     yield "".join(f"<p>{escape(said)}</p>" for said in describe(own.results, own.verdict))
     for title, grid in grids_of(own.results):
         head = "".join(f'<th scope="col">{escape(column)}</th>' for column in grid.titles)

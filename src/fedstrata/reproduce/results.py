@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced
 MAYBE = tuple(f"{name}{end}" for name in BY_CLIENT for end in ("", f"_last{LAST}"))  # where runs measured them
 COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds", "best_accuracy_round")
 POINTS = 200  # of a curve
+NEEDED = itemgetter("experiment", "figures", "costs", "data", "device")  # of an entry, beside its key
 A_POINT = re.compile(r"\[\s+([-\d.e+]+(?:,\s+[-\d.e+]+)*)\s+\]")  # numbers alone, as json spreads them over lines
 
 Key = tuple[str, str, int]  # condition, row and seed
@@ -184,13 +186,19 @@ def _read(path: Path) -> dict[Key, dict[str, Any]]:
     """Return the entries of a file; where the usual folder does not have it, those that came with the package."""
     if path.parent == FOLDER and not path.exists():
         path = PUBLISHED / path.name
-    if not path.exists():
-        return {}
+    return _load(path)[1] if path.exists() else {}
+
+
+def _load(path: Path) -> tuple[str, dict[Key, dict[str, Any]]]:
+    """Return the id that a file says, and its entries."""
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        return {(e["condition"], e["method"], e["seed"]): e for e in known}
+        said = json.loads(path.read_text(encoding="utf-8"))
+        entries = {(e["condition"], e["method"], e["seed"]): e for e in said["runs"]}
+        for entry in entries.values():
+            NEEDED(entry)
+        return said["id"], entries
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(f"{path} is damaged: {error!r}") from None
+        raise RequestError(f"{path} is damaged: {error!r}; restore it, or move it away to run it anew") from None
 
 
 def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
@@ -218,7 +226,7 @@ def methods_beside(table: PaperTable, folder: Path) -> list[str]:
     """Return the methods that were run beside a table, by what their files say."""
     folders = [folder, PUBLISHED] if folder == FOLDER else [folder]
     files = [path for own in folders for path in own.glob(f"{folder_name(table.id)}-with-*.json")]
-    found = {json.loads(path.read_text()).get("id", "") for path in files}
+    found = {_load(path)[0] for path in files}
     return sorted(name.removeprefix(f"{table.id} with ") for name in found)
 
 

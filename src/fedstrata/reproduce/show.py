@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from textwrap import wrap
 
+from fedstrata.config.tables import write_value
 from fedstrata.data import store
 from fedstrata.data.published import Published
 from fedstrata.reproduce.equal_cost import PRICES, AtEqualCost, at_equal_costs
@@ -150,7 +151,8 @@ def text_of(results: Results, verdict: Verdict, width: int = WIDTH, brief: bool 
     if brief:
         return "\n".join([*lines, f"reproduce it: {run_command(table)}"])
     set_by_file = {k: v for k, v in table.settings("").items() if k.startswith(SHOWN)}
-    lines += _wrapped(f"settings: {', '.join(f'{key} = {value}' for key, value in set_by_file.items())}", width)
+    told = (f"{key} = {write_value(value)}" for key, value in set_by_file.items())
+    lines += _wrapped(f"settings: {', '.join(told)}", width)
     for head, items in (
         ("not stated in the paper, our choice", table.not_stated),
         ("lost in our copy of the paper, our choice", table.lost),

@@ -19,7 +19,8 @@ import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 10_000
-EXACT = 16  # pairs up to which all ways of flipping signs are gone through; beyond, as many are drawn
+EXACT = 36  # pairs up to which all ways of flipping signs are gone through; beyond, `DRAWN` of them
+DRAWN = 2**16
 ENOUGH = 10  # seeds from which on a bootstrap interval is about as wide as it should be
 
 
@@ -47,14 +48,26 @@ def p_value(differences: Sequence[float]) -> float:
     values = np.array(differences, dtype=np.float64)
     if not np.isfinite(values).all():
         values = np.sign(values) * _places(np.abs(values))
+    seen = abs(values.sum()) - 1e-12 * np.abs(values).sum()
+    if seen <= 0:
+        return 1.0
     n = len(values)
-    if n <= EXACT:
-        signs = 1.0 - 2.0 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
-    else:
-        drawn = _generator().integers(0, 2, (2**EXACT, n))
-        signs = np.vstack([np.ones(n), 1.0 - 2.0 * drawn])  # the observed signs are one of the ways
-    sums, seen = np.abs(signs @ values), abs(values.sum())
-    return float(np.mean(sums >= seen - 1e-12 * np.abs(values).sum()))
+    if n <= EXACT:  # a sum over all pairs is one over the first half of them and one over the second
+        first, second = _flipped(values[: n // 2]), np.sort(_flipped(values[n // 2 :]))
+        above = len(second) - np.searchsorted(second, seen - first, "left")
+        below = np.searchsorted(second, -seen - first, "right")
+        return float((above.sum() + below.sum()) / 2**n)
+    drawn = _generator().integers(0, 2, (DRAWN, n))
+    signs = np.vstack([np.ones(n), 1.0 - 2.0 * drawn])  # the observed signs are one of the ways
+    return float(np.mean(np.abs(signs @ values) >= seen))
+
+
+def _flipped(values: np.ndarray) -> np.ndarray:
+    """Return the sums of some values for all ways of flipping their signs."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums - value, sums + value])
+    return sums
 
 
 def least_p(seeds: int) -> float:
