@@ -49,7 +49,10 @@ def test_run_json_is_one_object_with_the_agreed_keys(cli):
     code, out, err = cli("run", "--json", "--set", "train.rounds=2")
     assert code == 0
     answer = json.loads(out)
-    assert [key for key in answer if key != "time"] == RUN_KEYS
+    assert [key for key in answer if key != "time"][: len(RUN_KEYS)] == RUN_KEYS
+    summary = json.loads((Path(answer["run_dir"]) / "summary.json").read_text())
+    assert {"stopped", "privacy", "best"} <= summary.keys()
+    assert answer == dict.fromkeys(RUN_KEYS) | summary
     assert answer["method"] == "fedavg"
     assert answer["rounds"] == 2
     assert answer["client_updates"] == 20

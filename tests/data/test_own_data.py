@@ -498,3 +498,42 @@ def test_clients_that_a_column_names_keep_their_rows_unless_something_else_is_as
         }.items()
     }
     assert kind == {"nothing": "natural", "clients": "dirichlet-class", "partition": "iid"}
+
+
+def usual_partition(path):
+    return Experiment.of(None, **{"data.name": "own", "data.path": path}).data.partition["kind"]
+
+
+def test_clients_that_arrays_or_folders_name_keep_their_samples():
+    x, y = np.zeros((8, 3)), np.arange(8) % 2
+    np.savez("plain.npz", x=x, y=y)
+    np.savez("owned.npz", x_train=x, y_train=y, client_train=y)
+    for image in (
+        "classes/cat/1.png",
+        "clients/bonn/cat/1.png",
+        "parts/train/bonn/cat/1.png",
+        "parts/test/b/cat/1.png",
+    ):
+        Path(image).parent.mkdir(parents=True)
+        Path(image).touch()
+    for written in ("leaf/train/all.json", "pfllib/train/0.npz", "alone/all.json"):
+        Path(written).parent.mkdir(parents=True)
+        Path(written).touch()
+    Path("damaged.npz").write_bytes(b"PK")
+    own = ("owned.npz", "clients", "parts", "leaf", "pfllib", "alone")
+    assert {path: usual_partition(path) for path in own} == dict.fromkeys(own, "natural")
+    others = ("plain.npz", "classes", "damaged.npz", "nowhere")
+    assert {path: usual_partition(path) for path in others} == dict.fromkeys(others, "dirichlet-class")
+
+
+def test_clients_of_imported_data_keep_their_samples():
+    table(rows=120)
+    keep("owned", Own("t.csv", client="site"))
+    keep("plain", Own("t.csv"))
+    assert usual_partition("owned") == "natural"
+    assert usual_partition("plain") == "dirichlet-class"
+    done = fedstrata.train(
+        overrides={"data.name": "own", "data.path": "owned", "train.rounds": 1, "train.clients_per_round": "all"},
+        out="run",
+    )
+    assert done.summary["client_updates"] == 4

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -278,6 +281,32 @@ def test_the_terminal_shows_labels_measures_and_advice(cli):
     ):
         assert said in out
     assert "fedstrata run --set data.partition.kind=labels-per-client --set data.partition.labels=1 --set method" in out
+
+
+@pytest.mark.parametrize(
+    ("labels", "above", "named"),
+    [
+        ("benign,malign", "  be ma ", ""),
+        ("class_0,class_1", "  0  1  ", ""),
+        ("benign,benignity", "  0  1  ", "labels: 0 benign, 1 benignity"),
+        ("100,101", "  0  1  ", "labels: 0 100, 1 101"),
+    ],
+)
+def test_labels_that_begin_alike_are_told_apart(cli, tmp_path, labels, above, named):
+    (tmp_path / "counts.csv").write_text(f"client,{labels}\na,1,2\nb,2,1\n")
+    code, out, _ = cli("inspect", "--counts", str(tmp_path / "counts.csv"))
+    assert code == 0
+    assert above in out.splitlines()
+    assert [line for line in out.splitlines() if line.startswith("labels: ")] == [named] * bool(named)
+
+
+def test_a_terminal_without_utf_8_sees_shades_of_ascii(tmp_path):
+    (tmp_path / "counts.csv").write_text("client,a,b\nköln,0,3\nb,3,1\n", encoding="utf-8")
+    command = [sys.executable, "-m", "fedstrata", "inspect", "--counts", "counts.csv"]
+    narrow = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=narrow, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"k?ln    @@ " in done.stdout.splitlines()
 
 
 def test_many_clients_are_shown_in_few_rows(cli, tmp_path):

@@ -164,6 +164,19 @@ def test_domains_that_clients_hold_apart():
     assert domains(with_clients([0, 1], [2, 3])) is None
 
 
+def test_groups_of_hardly_a_sample_are_not_probed():
+    """A client of a single sample left the probe of all groups one sample each, and means of nothing."""
+    rng = np.random.default_rng(1)
+    groups = np.array(["alone", *["art"] * 60, *["photo"] * 60])
+    x, y = rng.normal(size=(121, 5)) + 2 * (groups == "art")[:, None], np.arange(121) % 2
+    federation = Federation.from_arrays(x, y, groups, test=(x[:2], y[:2], groups[:2]), groups=groups)
+    found = domains(federation)
+    assert found.number == 3
+    assert found.told_apart > 0.9
+    few = np.arange(121) < 62  # of "photo", one is left
+    assert domains(Federation.from_arrays(x[few], y[few], groups[few], groups=groups[few], test=(x[:2], y[:2]))) is None
+
+
 # ---- files and pictures
 
 

@@ -47,6 +47,22 @@ CURVES = done(slow=[40.0, 60.0, 50.0], quick=[20.0, 30.0, 40.0], stuck=[10.0, ma
 # ---- by hand ---------------------------------------------------------------------------------------------------------
 
 
+def test_what_was_spent_of_privacy_is_told():
+    runs = done(slow=[1.0, 1.0], quick=[1.0, 1.0], stuck=[1.0, 1.0])
+    for seed in range(2):
+        runs["quick", seed]["epsilon"] = 4.2372 + seed
+        runs["stuck", seed]["epsilon"] = None  # clipped, without noise
+    rows = rows_of(ENTRIES, range(2), runs)
+    assert [row.get("epsilon", {}).get("mean") for row in rows] == [None, pytest.approx(4.7372), None]
+    assert "epsilon" in csv_text(rows).splitlines()[0]
+    told = remarks_of(ENTRIES, range(2), runs)
+    assert [line for line in told if "epsilon" in line] == [
+        "quick: epsilon is 4.24 (seed 0)",
+        "quick: epsilon is 5.24 (seed 1)",
+        "stuck: epsilon is infinite: there is no noise (seed 0, 1)",
+    ]
+
+
 def test_less_is_better_and_never_is_worst():
     slow, quick, stuck = rows_of(ENTRIES, range(3), CURVES, [ROUNDS])
     assert [row["metrics"] for row in (slow, quick, stuck)] == [["rounds_to:0.8"]] * 3

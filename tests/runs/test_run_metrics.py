@@ -10,7 +10,15 @@ import torch
 
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.runs.compare.grid import write_value
-from fedstrata.runs.metrics import Metric, evaluations, final_figures, metrics_of, spent_until, to_targets
+from fedstrata.runs.metrics import (
+    Metric,
+    evaluations,
+    final_figures,
+    metrics_of,
+    spent_until,
+    to_targets,
+    write_epsilon,
+)
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 6, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
@@ -27,6 +35,19 @@ def scored(accuracies, every=1):
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "said"),
+    [(4.2372, "4.24"), (4.24, "4.24"), (15.0301, "15.1"), (0.00123401, "0.00124"), (1234.1, "1.24e+03"), (0.0, "0")],
+)
+def test_epsilon_is_rounded_up_because_it_is_a_bound(epsilon, said):
+    assert write_epsilon(epsilon) == said
+    assert float(said) >= epsilon
+
+
+def test_without_noise_epsilon_is_infinite():
+    assert write_epsilon(None) == write_epsilon(math.inf) == "infinite: there is no noise"
 
 
 def test_the_best_and_the_last_ten():

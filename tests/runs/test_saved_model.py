@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits, load_wine
 from torch import nn
 
-from fedstrata import Federation, Inputs, RequestError, Run, Streams, train
+from fedstrata import Federation, Inputs, RequestError, Run, Streams, compare, resume, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.data.partitions.base import hold_out
@@ -283,19 +283,37 @@ def test_model_init_takes_some_of_the_classes_and_refuses_others(tmp_path):
         train(overrides=asked | start, federation=strange, out=tmp_path / "third")
 
 
-def test_a_module_of_one_s_own_is_given_again(tmp_path):
+def test_a_module_of_one_s_own_is_known_to_its_run_and_given_again_later(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 4))
     federation = Federation.from_arrays(x, np.where(x[:, 0] > 0, "plus", "minus"), np.arange(90) % 3)
     own = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     before = own[0].weight.detach().clone()
     run = train(overrides={"train.rounds": 3, **ALONE}, federation=federation, model=own, out=tmp_path / "run")
-    with pytest.raises(RequestError, match="came from Python"):
-        run.predict(x)
-    assert set(run.predict(x, own)) <= {"plus", "minus"}
+    said = run.predict(x)
+    assert set(said) <= {"plus", "minus"}
+    assert run.best.module()(torch.tensor(x, dtype=torch.float32)).shape == (90, 2)
+    run.export(tmp_path / "mine.ts")
     assert torch.equal(own[0].weight, before)
     with pytest.raises(RequestError, match="does not fit that model"):
         run.module(nn.Linear(4, 2))
+    later = Run(run.path)
+    with pytest.raises(RequestError, match=r"came from Python.*fedstrata\.Run\(folder, model\)"):
+        later.predict(x)
+    assert (later.predict(x, own) == said).all()
+    assert (Run(run.path, own).predict(x) == said).all()
+    assert (resume(run.path, federation=federation, model=own).predict(x) == said).all()
+
+
+def test_runs_of_a_comparison_know_a_module_of_one_s_own(tmp_path):
+    x = np.random.default_rng(0).normal(size=(90, 4))
+    federation = Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.arange(90) % 3)
+    own = nn.Linear(4, 2)
+    asked = {"train.rounds": 1, "train.clients_per_round": "all", **ALONE}
+    compared = compare(
+        methods=["fedavg", "fedprox"], overrides=asked, seeds=1, federation=federation, model=own, out=tmp_path / "two"
+    )
+    assert compared.runs["fedprox"][0].predict(x).shape == (90,)
 
 
 class Answers(nn.Module):

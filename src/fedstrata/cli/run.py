@@ -92,7 +92,7 @@ def run(
     except KeyboardInterrupt:
         progress.close()
         advice = (
-            f"; continue with: fedstrata run --resume {progress.run_dir}"
+            f"; continue with: fedstrata run --resume {shlex.quote(str(progress.run_dir))}"
             if progress.run_dir
             else " before the run began"
         )
@@ -115,7 +115,7 @@ def conclude(done: Run, as_json: bool) -> None:
     for remark in done.summary["remarks"]:
         print(f"warning: {remark}", file=sys.stderr)
     if as_json:
-        print(json.dumps(shown))
+        print(json.dumps(shown | done.summary))
         return
     del shown["remarks"]  # they are said already
     for choice in shown.pop("choices", None) or ():
@@ -135,8 +135,11 @@ def conclude(done: Run, as_json: bool) -> None:
 
 def _statement(privacy: dict[str, Any]) -> list[str]:
     """Return the privacy statement in lines of a readable length."""
+    from fedstrata.runs.metrics import write_epsilon
+
     lines = []
-    for who, said in privacy.items():
+    for who, told in privacy.items():
+        said = write_epsilon(told) if who == "epsilon" else told
         lines.append(f"  {who}: {said}" if not isinstance(said, list) else f"  {who}:")
         for sentence in said if isinstance(said, list) else ():
             lines += textwrap.wrap(sentence, 110, initial_indent="    - ", subsequent_indent="      ")

@@ -101,6 +101,11 @@ def get(name: str) -> Arrays | None:
     return Arrays(**loaded, **normal, preprocessing=preprocessing, scale=said.get("scale"))
 
 
+def has_groups(name: str) -> bool:
+    """Say whether a data set that is there says which group each sample is of."""
+    return (folder() / name / "groups.npy").exists()
+
+
 def about(name: str) -> dict[str, Any]:
     """Read what is known of a data set; empty if it is not there."""
     path = folder() / name / "about.json"

@@ -18,6 +18,7 @@ from fedstrata.core.rng import Rng, Streams
 from fedstrata.data.federation import Federation
 
 SAMPLED, GROUPS, SIDE, LONGEST = 2_000, 20, 8, 256  # samples, groups, pixels of an image, features of a sample
+FEWEST = 4  # samples of a group that is probed: each half of the test holds two
 RIDGE = 0.1  # of the mean variance: keeps the spread of few samples invertible
 
 
@@ -31,12 +32,12 @@ class Domains:
 
 
 def domains(federation: Federation, seed: int = 0) -> Domains | None:
-    """Probe the groups of the training samples; None where there are none, or only one."""
+    """Probe the groups of the training samples; None where fewer than two have enough of them to be looked at."""
     groups, rows = federation.train.groups, federation.train_split.rows
     if groups is None:
         return None
     names, of = np.unique(groups[rows], return_inverse=True)
-    if len(names) < 2:
+    if np.count_nonzero(np.bincount(of, minlength=2) >= FEWEST) < 2:
         return None
     counts = np.bincount(federation.train_split.owners * len(names) + of, minlength=len(federation) * len(names))
     table = counts.reshape(len(federation), len(names))
@@ -77,7 +78,7 @@ def _guessed(x: np.ndarray, groups: np.ndarray, other: np.ndarray, number: int) 
 def _sample(of: np.ndarray, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
     """Choose equally many samples of each of the largest groups; also give which of those each is from."""
     sizes = np.bincount(of)
-    largest = np.argsort(-sizes, kind="stable")[:GROUPS]
+    largest = np.argsort(-sizes, kind="stable")[: min(GROUPS, np.count_nonzero(sizes >= FEWEST))]
     each = min(SAMPLED // len(largest), int(sizes[largest].min()))
     chosen = [rng.choice(np.flatnonzero(of == group), each, replace=False) for group in largest]
     return np.concatenate(chosen), np.repeat(np.arange(len(largest)), each)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +16,7 @@ from fedstrata.inspection.inspection import Inspection
 
 ROWS = 24  # most rows of the heat map
 CELL = 3  # characters of a column
-SHADES = " ·░▒▓█"
+SHADES, ASCII = " ·░▒▓█", " .:+#@"
 COLOUR = "#3b82c4"  # is seen on light and on dark
 
 
@@ -58,15 +60,38 @@ def show(inspection: Inspection, console: Console) -> None:
 
 def _heat_map(shown: HeatMap, console: Console) -> None:
     width = max(map(len, shown.rows))
-    head = "".join(name[: CELL - 1].ljust(CELL) for name in shown.columns)
-    console.print(f"{shown.title}: {' '.join(SHADES[1:])} is up to 20, 40, 60, 80, 100 %", highlight=False)
+    short = _short(shown.columns)
+    head = "".join(f"{name:{CELL}}" for name in short or map(str, range(len(shown.columns))))
+    shades = SHADES if _can_show(SHADES, console) else ASCII
+    console.print(f"{shown.title}: {' '.join(shades[1:])} is up to 20, 40, 60, 80, 100 %", highlight=False)
     console.print(f"{'':{width}} {head}", highlight=False, no_wrap=True)
     for name, row in zip(shown.rows, shown.shares, strict=True):
         line = Text(f"{name:>{width}} ")
         for share in row:
             level = 0 if share == 0 else min(int(share * 5 - 1e-9) + 1, 5)
-            line.append(SHADES[level] * (CELL - 1) + " ", style=COLOUR)
+            line.append(shades[level] * (CELL - 1) + " ", style=COLOUR)
         console.print(line, no_wrap=True)
+    if short is None:
+        _lines(f"labels: {', '.join(f'{at} {name}' for at, name in enumerate(shown.columns))}", console, 0)
+
+
+def _can_show(text: str, console: Console) -> bool:
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _short(names: Sequence[str]) -> list[str] | None:
+    """Return what tells names apart in a cell: how they begin, or go on after what they share; None: nothing does."""
+    alike = next((i for i, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), 0)
+    common = re.match(r".*[^a-zA-Z0-9]|", names[0][:alike])
+    for start in (0, len(common[0]) if common else 0):
+        short = [name[start : start + CELL - 1] for name in names]
+        if len(set(short)) == len(names):
+            return short
+    return None
 
 
 def _advice(advice: Advice, console: Console) -> None:

@@ -60,7 +60,7 @@ from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
 from fedstrata.remote.setup import cluster_at
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_sites, recorded_keys
+from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_sites, read_keys
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
@@ -371,7 +371,7 @@ def run_at_sites(
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
     roll = {} if credentials is None else {name: key.hex() for name, key in credentials.sites.items()}
-    began = roll if before is None else roll | recorded_keys(path)
+    began = roll if before is None else roll | read_keys(path)
     site_registry = SiteRegistry(transport, run, facts, question, deadline, patience, miss=miss, keys=began)
     at = SiteClients(
         site_registry,

@@ -297,7 +297,7 @@ def read_sites(folder: Path) -> tuple[str, dict[str, Introduction]] | None:
     return None if told is None else (told[0], told[1])
 
 
-def recorded_keys(folder: Path) -> dict[str, str]:
+def read_keys(folder: Path) -> dict[str, str]:
     """Return the identities that the sites of a run had when it began; none where nobody wrote them down."""
     told = _written(folder, lambda table: {str(n): str(key) for n, key in table.get("keys", {}).items()})
     return {} if told is None else told[1]

@@ -10,7 +10,14 @@ from typing import Any
 from fedstrata.report.document import of_methods
 from fedstrata.report.outcome import share
 from fedstrata.report.tables import FINAL, Table
-from fedstrata.runs.compare.grid import OVER_FIRST, grid_of_settings, metrics_in, standing, write_figure
+from fedstrata.runs.compare.grid import (
+    OVER_FIRST,
+    grid_of_settings,
+    metrics_in,
+    standing,
+    write_bytes,
+    write_figure,
+)
 from fedstrata.runs.compare.tables import figures_of, legend_of_settings
 from fedstrata.runs.metrics import HIGHER
 
@@ -164,7 +171,7 @@ def write_cell(name: str, value: Any) -> str:
     if name in PERCENT:
         return share(value)
     if name.startswith("bytes"):
-        return f"{value / 1e6:,.2f} MB"
+        return write_bytes(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

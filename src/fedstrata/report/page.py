@@ -24,6 +24,7 @@ from fedstrata.report.html_tables import comparison_tables, cut, fold, html, set
 from fedstrata.report.outcome import outcome
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import conditions_of
+from fedstrata.runs.metrics import write_epsilon
 
 IN_FULL = 4  # most runs all of whose own figures are drawn: the file stays under 6 MB
 BRIEFLY = 12  # most runs of which at least the method's own figures and the faults, which are small, are
@@ -220,7 +221,8 @@ def _privacy(runs_data: Iterable[RunData]) -> Iterator[str]:
             continue
         yield "<dl>"
         for who, sentences in statements.items():
-            lines = sentences if isinstance(sentences, list) else [sentences]
+            spent = who == "epsilon" and isinstance(sentences, float | None)
+            lines = sentences if isinstance(sentences, list) else [write_epsilon(sentences) if spent else sentences]
             said = "<br>".join(escape(str(line)) for line in lines)
             yield f"<dt>{escape(str(who))}</dt><dd>{said}</dd>"
         yield "</dl>"

@@ -18,13 +18,13 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedstrata.config.model_info import ABOUT, ModelInfo
 from fedstrata.core import html
@@ -50,6 +50,8 @@ class Run(Predictor):
     ----------
     path
         The run folder.
+    model
+        Where the network came from Python, that network, with which the run predicts; `train` and `resume` pass it on.
 
     Attributes
     ----------
@@ -72,8 +74,9 @@ class Run(Predictor):
     'round'
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, model: nn.Module | None = None):
         self.path = Path(path)
+        self._network = model
         self.checkpoints = Checkpoints(self.path / "checkpoint")
 
     def __repr__(self) -> str:
@@ -112,7 +115,7 @@ class Run(Predictor):
         return make_frame(columns_of_rounds(self.events()), index="round")
 
     @classmethod
-    def create(cls, path: Path, experiment: str) -> Run:
+    def create(cls, path: Path, experiment: str, model: nn.Module | None = None) -> Run:
         """Make a new run folder; one that holds a run already is never touched.
 
         Parameters
@@ -121,6 +124,8 @@ class Run(Predictor):
             A folder that is empty or not there.
         experiment
             The experiment, as TOML.
+        model
+            As `Run` takes it.
 
         Returns
         -------
@@ -149,16 +154,18 @@ class Run(Predictor):
             make_folder(path)
             (path / "events.jsonl").touch()
             write_atomically(path / "experiment.toml", experiment.encode())  # which makes both safe
-        return cls(path)
+        return cls(path, model)
 
     @classmethod
-    def open(cls, path: Path | str) -> Run:
+    def open(cls, path: Path | str, model: nn.Module | None = None) -> Run:
         """Open an existing run; one that was killed before its first event has an experiment, and nothing else.
 
         Parameters
         ----------
         path
             Its folder.
+        model
+            As `Run` takes it.
 
         Returns
         -------
@@ -175,7 +182,7 @@ class Run(Predictor):
         missing = [name for name in needed if not (path / name).is_file()]
         if missing:
             raise _no_run(path, missing)
-        return cls(path)
+        return cls(path, model)
 
     @classmethod
     def claim(cls, root: Path, stem: str) -> Path:
@@ -410,7 +417,7 @@ class Run(Predictor):
     @property
     def saved(self) -> SavedModel:
         """The final model as its file describes it."""
-        return SavedModel.find(self.path)
+        return SavedModel.find(self.path, self._network)
 
     @property
     def best(self) -> BestRound | None:
@@ -419,7 +426,7 @@ class Run(Predictor):
         Which metric, says `train.evaluate.best`. Chosen by the test set, its accuracy is a little too good.
         """
         told = self.summary.get("best")
-        return None if told is None else BestRound(self.path / "best.safetensors", **told)
+        return None if told is None else BestRound(self.path / "best.safetensors", **told, _network=self._network)
 
 
 def _curves(rounds: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -459,6 +466,7 @@ class BestRound(Predictor):
     metric: str
     value: float
     round: int
+    _network: nn.Module | None = field(default=None, repr=False)
 
     def model(self) -> dict[str, Tensor]:
         """Read the model of that round.
@@ -473,7 +481,7 @@ class BestRound(Predictor):
     @property
     def saved(self) -> SavedModel:
         """The model of that round as its file describes it."""
-        return SavedModel.find(self.path)
+        return SavedModel.find(self.path, self._network)
 
 
 def finite(value: Any) -> Any:

@@ -42,6 +42,16 @@ def write_share(value: float) -> str:
     return f"{100 * round(value, DIGITS):.1f}"
 
 
+def write_epsilon(epsilon: float | None) -> str:
+    """Write what was spent of privacy in three digits, rounded up: it is a bound. Without noise there is none."""
+    if epsilon is None or not math.isfinite(epsilon):
+        return "infinite: there is no noise"
+    if epsilon <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit) * unit:.3g}"
+
+
 def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
     """Return the rounds that were evaluated."""
     return [event for event in events if event["event"] == "round" and "accuracy" in event]

@@ -40,7 +40,7 @@ class Predictor(ABC):
         Parameters
         ----------
         model
-            Where the network came from Python, that network; it is left as it was.
+            Where the network came from Python and the run was opened without it, that network; it is left as it was.
 
         Returns
         -------
@@ -50,7 +50,7 @@ class Predictor(ABC):
         Raises
         ------
         RequestError
-            If the run is not finished, or the network came from Python and is not given.
+            If the run is not finished, or the network came from Python and is not known here.
         """
         return self.saved.module(model)
 
@@ -63,7 +63,7 @@ class Predictor(ABC):
             Raw inputs: an array or tensor, a data frame or a mapping of columns, a file (CSV, Parquet, .npz, .npy), an
             image, a list of images, or a folder of them.
         model
-            Where the network came from Python, that network.
+            As in `module`.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class Predictor(ABC):
         x
             As in `predict`.
         model
-            As in `predict`.
+            As in `module`.
 
         Returns
         -------
@@ -117,7 +117,7 @@ class Predictor(ABC):
             "onnx", "torch-export", "torchscript" or "state-dict"; if not given, what the file's ending says: .onnx,
             .pt2, .ts or .pt.
         model
-            Where the network came from Python, that network.
+            As in `module`.
 
         Raises
         ------

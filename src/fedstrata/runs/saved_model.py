@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,16 @@ class SavedModel:
         The file.
     names
         What its outputs stand for, where the file holds placeholders and a site has opened their names.
+    network
+        Where the network came from Python and is still at hand, that network.
     """
 
     path: Path
     names: tuple[Label, ...] | None = None
+    network: nn.Module | None = field(default=None, repr=False)
 
     @classmethod
-    def find(cls, path: str | Path) -> SavedModel:
+    def find(cls, path: str | Path, network: nn.Module | None = None) -> SavedModel:
         """Take a run folder, whose last model it is, or a model file."""
         path = Path(path)
         file = path / "model.safetensors" if path.is_dir() else path
@@ -56,7 +59,7 @@ class SavedModel:
             if below:  # a folder of runs, or a comparison
                 why = f"name one of the runs below it, such as {below[0].parent}"
             raise RequestError(f"{path} holds no model: {why}")
-        return cls(file)
+        return cls(file, network=network)
 
     @cached_property
     def _read(self) -> tuple[dict[str, Tensor], ModelInfo | None]:
@@ -97,13 +100,19 @@ class SavedModel:
         """Build the network, with its weights and what comes before it, ready to be used."""
         info = self.info
         if info.given and model is None:
-            raise RequestError(f"the module in {self.path} came from Python; give it again, as `model`")
+            model = self.network
+        if info.given and model is None:
+            raise RequestError(
+                f"the module in {self.path} came from Python, and its file holds the weights alone; open the run with "
+                "it, as fedstrata.Run(folder, model)"
+            )
         if not info.given and model is not None:
             raise RequestError(f"{self.path} holds a {info.model['name']}; it needs no model")
         network = self._built() if model is None else copy.deepcopy(model)
         kinds = {tensor.dtype for tensor in self.tensors.values() if tensor.is_floating_point()}
         try:
-            network.to(torch.float64 if torch.float64 in kinds else torch.float32).load_state_dict(self.tensors)
+            network.to("cpu", torch.float64 if torch.float64 in kinds else torch.float32)
+            network.load_state_dict(self.tensors)
         except RuntimeError as error:
             raise RequestError(f"{self.path} does not fit that model: {error}") from None
         return Classifier(network, info.preprocessing, self.classes).eval()

@@ -164,7 +164,7 @@ def begin(
     said: list[tuple[str, dict[str, Any]]] = []
     state = session.initial_state(lambda kind, **fields: said.append((kind, fields)))  # which may refuse `model.init`
     path = path or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))
-    with Run.create(path, session.experiment.to_toml()).locked() as folder:
+    with Run.create(path, session.experiment.to_toml(), model).locked() as folder:
         for kind, fields in said:
             folder.log(kind, **fields)
         return run_session(session, folder, state, watch)
@@ -230,7 +230,7 @@ def resume(
     for key in overrides or {}:
         if key not in CHANGEABLE:
             raise RequestError(f"{key} cannot be changed in a run that has begun; allowed: {', '.join(CHANGEABLE)}")
-    run = Run.open(Path(path))
+    run = Run.open(Path(path), model)
     if not overrides and run.summary and not os.access(run.path, os.W_OK):
         return run  # nothing is left to do where nothing can be done
     with run.locked() as folder, showing(progress, watch) as watched:

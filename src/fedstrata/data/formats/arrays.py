@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def standard_name(key: str) -> str:
     return NAMES.get(key.lower(), key)
 
 
+def npz_names_clients(path: Path) -> bool:
+    """Say whether an array names the client of every sample; what is no archive names none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [standard_name(name.removesuffix(".npy")) for name in archive.namelist()]
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+    return not {"client", "groups"}.isdisjoint(names)
+
+
 def read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
     """Read arrays, and apart from them the test set if there is one."""
     try:
@@ -50,7 +61,10 @@ def read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
         raise RequestError(f"{path} cannot be read: {said}") from None
     arrays = {standard_name(key): array for key, array in arrays.items()}
     if lacking := [key for key in ("x", "y") if key not in arrays]:
-        raise RequestError(f"{path} has no array {lacking[0]}; it has: {', '.join(arrays)}")
+        raise RequestError(
+            f"{path} has no array {lacking[0]}; it has: {', '.join(arrays)}; needed: x (samples) and y (labels), and "
+            "client, where it says who holds each"
+        )
     if ("test_x" in arrays) != ("test_y" in arrays):
         raise RequestError(f"{path} needs test_x and test_y, or neither")
     client, test_client = (arrays.get(f"{p}client", arrays.get(f"{p}groups")) for p in ("", "test_"))

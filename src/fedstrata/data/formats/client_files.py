@@ -42,6 +42,12 @@ def read_client_files(path: Path) -> tuple[FilePart, FilePart | None] | None:
     return (_read_leaf(alone), None) if alone else None
 
 
+def has_client_files(path: Path) -> bool:
+    """Say whether a folder looks like one of LEAF or PFLlib, without reading a file."""
+    alone = any(path.glob("*.json")) and not any(child.is_dir() for child in path.iterdir())
+    return alone or any(any((path / "train").glob(f"*{suffix}")) for suffix in (".json", ".npz"))
+
+
 def _by_number(path: Path) -> tuple[int, str]:
     return (int(path.stem), "") if path.stem.isdecimal() else (-1, path.stem)
 

@@ -26,6 +26,16 @@ def list_folder(path: Path) -> tuple[Listed, Listed | None]:
     return listed[0], listed[1] if len(listed) > 1 else None
 
 
+def has_client_folders(path: Path) -> bool:
+    """Say whether images lie in folders by client and class, by the first folder that holds any."""
+    parts = {child.name: child for child in path.iterdir() if child.is_dir()}
+    outer = parts["train"] if parts.keys() == {"train", "test"} else path
+    for folder in sorted(child for child in outer.iterdir() if child.is_dir() and not child.name.startswith(".")):
+        if inner := [child.is_dir() for child in folder.iterdir() if not child.name.startswith(".")]:
+            return any(inner)
+    return False
+
+
 def read_folder(*parts: list[Picture], size: int | None = None) -> list[np.ndarray]:
     """Read lists of images as uint8 [n, channels, height, width], all of one size or scaled to it."""
     return read_images(*parts, size=size, channels=_channels([picture for part in parts for picture in part]))

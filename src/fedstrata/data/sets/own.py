@@ -6,8 +6,8 @@
     photos.parquet a column of encoded images, as Hugging Face publishes them
     clients/       train/*.json of LEAF, or train/0.npz, train/1.npz, ... of PFLlib, and the same under test/
 
-The client of a sample is its group: the partition `natural` gives every client its own. What `fedstrata data import`
-has stored is loaded by its name.
+The client of a sample is its group: the partition `natural`, which such data have unless another one is asked for,
+gives every client its own. What `fedstrata data import` has stored is loaded by its name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.options import BelowOne, Count, LocalPath
 from fedstrata.core.rng import Streams
 from fedstrata.data import store
-from fedstrata.data.formats.arrays import FilePart, check_samples, read_npz
-from fedstrata.data.formats.client_files import read_client_files
-from fedstrata.data.formats.image_folder import list_folder, read_folder
+from fedstrata.data.formats.arrays import FilePart, check_samples, npz_names_clients, read_npz
+from fedstrata.data.formats.client_files import has_client_files, read_client_files
+from fedstrata.data.formats.image_folder import has_client_folders, list_folder, read_folder
 from fedstrata.data.formats.image_table import read_image_table
 from fedstrata.data.formats.tabular import encode_table, read_table, settle_columns
 from fedstrata.data.partitions.base import hold_out
@@ -60,8 +60,18 @@ class Own(DataSet):
 
     @property
     def names_clients(self) -> bool:
-        """Whether a column says who holds a row."""
-        return self.client is not None
+        """Whether a column, an array or a folder says who holds a sample; files that cannot be read say nothing."""
+        if self.client is not None:
+            return True
+        path = Path(self.path).expanduser()
+        try:
+            if self.path and store.has_groups(KEY + self.path):
+                return True
+            if path.is_dir():
+                return has_client_files(path) or has_client_folders(path)
+        except OSError:
+            return False
+        return path.suffix == ".npz" and npz_names_clients(path)
 
     def load(self) -> Arrays:
         """Load what was imported under this name, or read the file or folder."""

@@ -276,7 +276,9 @@ class Comparison:
         """The finished runs of each method, in the order of the seeds; with conditions, by "CONDITION/METHOD"."""
         places = [(c.name, e.name) for c in self.conditions for e in self.entries]
         return {
-            _title(*place): [c.run for c in self.cells if c.key[:2] == place and c.state == "finished"]
+            _title(*place): [
+                Run(c.path, self.model) for c in self.cells if c.key[:2] == place and c.state == "finished"
+            ]
             for place in places
         }
 

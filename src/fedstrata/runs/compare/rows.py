@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.runs.compare.paired import caution, difference, holm, interval, ranks
 from fedstrata.runs.compare.settings import Entry
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Metric, write_epsilon
 
 FIGURES = (
     "accuracy",
@@ -37,6 +37,8 @@ def rows_of(
         runs = [done[entry.name, seed] for seed in seeds if (entry.name, seed) in done]
         row: dict[str, Any] = {"method": entry.name, "metrics": [metric.name for metric in metrics], "seeds": len(runs)}
         row |= {figure: interval([run[figure] for run in runs]) for figure in FIGURES}
+        if spent := [run["epsilon"] for run in runs if run.get("epsilon") is not None]:
+            row["epsilon"] = interval(spent)
         for own in compared:
             row |= own[at]
         row["rank"] = interval(placed[entry.name])
@@ -95,6 +97,8 @@ def remarks_of(
     for (method, seed), summary in done.items():
         for remark in summary["remarks"]:
             said.setdefault((f": {remark}", method), []).append(str(seed))
+        if "epsilon" in summary:
+            said.setdefault((f": epsilon is {write_epsilon(summary['epsilon'])}", method), []).append(str(seed))
         for metric in metrics:
             if summary.get(metric.name) == math.inf:
                 never = f" never reached {metric.target:g}; it ranks last there, and is in no mean of {metric.name}"
