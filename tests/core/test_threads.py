@@ -15,28 +15,48 @@ from fedstrata import Federation, Optimizer, train
 from fedstrata.core import threads as of_threads
 from fedstrata.core.threads import container_cores, cores, keeping_to, one_thread, spare, threads
 
+V1, V2 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"), ("cpu.max",)
+
+
+def given(folder, quotas, own="0::/"):
+    """Return what is read where groups have such files, by name below the folder."""
+    for name, content in quotas.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    (folder / "own").write_text(own)
+    return container_cores(str(folder), str(folder / "own"))
+
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    ("names", "content", "expected"),
     [
-        (("200000 100000\n",), 2),
-        (("150000 100000\n",), 2),
-        (("50000 100000\n",), 1),
-        (("max 100000\n",), None),
-        (("300000\n", "100000\n"), 3),
-        (("-1\n", "100000\n"), None),
-        (("nonsense\n",), None),
+        (V2, ("200000 100000\n",), 2),
+        (V2, ("150000 100000\n",), 2),
+        (V2, ("50000 100000\n",), 1),
+        (V2, ("max 100000\n",), None),
+        (V1, ("300000\n", "100000\n"), 3),
+        (V1, ("-1\n", "100000\n"), None),
+        (V2, ("nonsense\n",), None),
     ],
 )
-def test_a_container_says_how_many_cores_it_is_given(content, expected, tmp_path):
-    names = [tmp_path / str(i) for i in range(len(content))]
-    for name, text in zip(names, content, strict=True):
-        name.write_text(text)
-    assert container_cores((tuple(map(str, names)),)) == expected
+def test_a_container_says_how_many_cores_it_is_given(names, content, expected, tmp_path):
+    assert given(tmp_path, dict(zip(names, content, strict=True))) == expected
+
+
+def test_the_least_of_a_service_and_what_is_around_it_counts(tmp_path):
+    quotas = {"system.slice/cpu.max": "500000 100000", "system.slice/a.service/cpu.max": "max 100000"}
+    assert given(tmp_path, quotas, "1:name=systemd:/\n0::/system.slice/a.service\n") == 5
+    tighter = quotas | {"system.slice/a.service/cpu.max": "200000 100000"}
+    assert given(tmp_path / "tighter", tighter, "0::/system.slice/a.service\n") == 2
+    assert given(tmp_path / "other", tighter, "0::/user.slice\n") is None
+    first = {
+        f"cpu/docker/1/{name}": text for name, text in (("cpu.cfs_quota_us", "300000"), ("cpu.cfs_period_us", "100000"))
+    }
+    assert given(tmp_path / "first", first, "3:cpuacct,cpu:/docker/1\n0::/\n") == 3
 
 
 def test_where_nothing_is_said_there_is_no_limit(tmp_path):
-    assert container_cores(((str(tmp_path / "none"),),)) is None
+    assert container_cores(str(tmp_path / "none"), str(tmp_path / "none")) is None
 
 
 def test_a_container_bounds_the_cores(monkeypatch):

@@ -48,6 +48,12 @@ def test_cuda_equals_cpu(method, model, execution, tmp_path):
     assert [gpu.summary[key] for key in sent] == [cpu.summary[key] for key in sent]
 
 
+def test_clients_that_meet_there_may_keep_state(tmp_path):
+    asked = SMALL | {"method.name": "fedtan", "model.norm": "batch", "method.corrections": ["scaffold"]}
+    runs = [train(overrides=asked | {"engine.device": d}, out=tmp_path / d) for d in ("cuda", "cpu")]
+    assert gap_of(*runs) < 1e-9
+
+
 def test_auto_takes_the_gpu_and_a_run_resumes_there(tmp_path):
     overrides = {"train.rounds": 4, "method.name": "scaffold"}
 

@@ -84,7 +84,7 @@ class AllReduceGroup:
             if self._broken or self._agreed is None:
                 raise AbandonedError("another client of this step failed")
             average, total = self._agreed
-            return average.clone(), total
+            return average.to(values.device, copy=True), total  # members may work on several GPUs
 
     def leave(self, member: int, failed: bool = False) -> None:
         """Go on without a member."""
@@ -121,7 +121,7 @@ def sum_in_order(brought: Mapping[int, Tensor]) -> Tensor:
     """Add in the open."""
     total, *others = brought.values()
     for values in others:
-        total = total + values
+        total = total + values.to(total.device)
     return total
 
 

@@ -296,12 +296,12 @@ def read(reports: Sequence[Report]) -> list[Report]:
 
 
 def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) -> Sums:
-    """Add reports up in the order of `weights`, so that no timing changes a bit."""
+    """Add reports up in the order of `weights`, so that no timing changes a bit; where the first one lies."""
     total: dict[str, Tensor] = {}
     for client, weight in weights.items():
         for name, tensor in whole_tensors(reports[client].aggregated).items():
-            if name in total:
-                total[name].add_(tensor, alpha=weight)
+            if name in total:  # others may come from another GPU
+                total[name].add_(tensor.to(total[name].device), alpha=weight)
             else:
                 total[name] = tensor * weight
     return Sums(total, float(sum(weights.values())), len(weights), shares=dict(weights))
@@ -336,7 +336,8 @@ def to_host_aside(tensors: Tensors) -> Tensors:
     away = [t.device for t in tensors.values() if t.is_cuda]
     if not away:
         return tensors
-    stream = torch.cuda.Stream(away[0])  # type: ignore[no-untyped-call]
+    # Streams come from a pool of 32, one for each priority: of another one, this is never that of a worker who records.
+    stream = torch.cuda.Stream(away[0], priority=-1)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         here = {
             name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) if t.is_cuda else t

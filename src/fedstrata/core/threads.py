@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from math import ceil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 
 _fewer: list[int] = []  # what this process was told to keep to
 _before: list[int] = []  # what torch was told, outside of all that is said here
-QUOTAS = (  # of a container, as Linux tells it: in microseconds of a period
-    ("/sys/fs/cgroup/cpu.max",),
-    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-)
+CGROUPS, OWN_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
+QUOTAS = {  # by controller, as Linux tells them: in microseconds of a period
+    "": ("cpu.max",),
+    "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us"),  # version 1
+}
 
 
 def cores() -> int:
@@ -30,16 +31,27 @@ def cores() -> int:
 
 
 @cache
-def container_cores(files: tuple[tuple[str, ...], ...] = QUOTAS) -> int | None:
-    """Return the cores that a container is given, if it is given less than all."""
-    for names in files:
-        try:
-            limit, period = " ".join(Path(name).read_text() for name in names).split()
-            if limit.isdigit():  # it may also be "max" or -1
-                return max(ceil(int(limit) / int(period)), 1)
-        except (OSError, ValueError):
-            continue
-    return None
+def container_cores(cgroups: str = CGROUPS, own: str = OWN_GROUPS) -> int | None:
+    """Return the cores that a container, or a service of systemd's around this process, is given, if not all."""
+    given = []
+    for controller, names in QUOTAS.items():
+        inside = _group(own, controller)
+        for group in (inside, *inside.parents):
+            with suppress(OSError, ValueError):
+                limit, period = " ".join(Path(cgroups, controller, group, name).read_text() for name in names).split()
+                if limit.isdigit():  # it may also be "max" or -1
+                    given.append(max(ceil(int(limit) / int(period)), 1))
+    return min(given, default=None)
+
+
+def _group(own: str, controller: str) -> PurePosixPath:
+    """Return this process's group below a controller's folder; a container may see its own in its place."""
+    with suppress(OSError):
+        for line in Path(own).read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controller in controllers.split(","):
+                return PurePosixPath(group.lstrip("/"))
+    return PurePosixPath()
 
 
 def spare() -> int:

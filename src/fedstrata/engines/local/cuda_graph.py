@@ -55,6 +55,7 @@ class Recorder:
         try:
             for _ in range(WARM_UP):
                 self._step(*size)
+                self._put_back(before)  # at once: behind a ring's last batch, a step would read what is not there
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with _nothing_thrown_away():
@@ -67,6 +68,9 @@ class Recorder:
             torch.cuda.synchronize()
             why = str(error).strip().splitlines()[0]
             self._give_up(f"local steps are not recorded, and take several times as long on a GPU: {why}")
+            self._put_back(before)
+
+    def _put_back(self, before: Iterable[Tensor]) -> None:
         for now, old in zip(self._state, before, strict=True):
             now.copy_(old)
 

@@ -184,10 +184,8 @@ class InProcessPool:
         self._need_workers(len(tasks))
         seed = self._local.streams.torch_seed("module", round=tasks[0].round, step=tasks[0].turn)
         with one_thread(), seed_torch(seed):
-            pairs = zip(self._workers, tasks, strict=False)
-            client_updates: list[Callable[[AllReduce], Answer]] = [
-                partial(_meet, worker, self._assignment(task, client_states)) for worker, task in pairs
-            ]
+            pairs = zip(self._workers, self._assignments(tasks, client_states), strict=False)
+            client_updates: list[Callable[[AllReduce], Answer]] = [partial(_meet, worker, who) for worker, who in pairs]
             answers, place = run_in_lockstep(client_updates, by, add)
         return answers, place.statistics(self._workers[0].trainer.space)
 
@@ -250,6 +248,10 @@ class InProcessPool:
 
     def _client(self, task: Task) -> Client:
         return self._federation.at(task.round).client(task.client)
+
+    def _assignments(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Assignment]:
+        """Return what the first workers are to do, one task each, with tensors where they work."""
+        return [self._assignment(task, client_states) for task in tasks]
 
     def _assignment(self, task: Task, client_states: Mapping[int, Tensors]) -> Assignment:
         return self._client(task), task, client_states.get(task.client, {})

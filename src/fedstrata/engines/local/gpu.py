@@ -150,7 +150,7 @@ class GpuPool(InProcessPool):
             shortest = load.index(min(load))
             queues[shortest].append(group)
             load[shortest] += sum(int(self._sizes[tasks[i].client]) for i in group)
-        down = {d: {k: to_device(t, d) for k, t in tasks[0].down.items()} for d in self._data}
+        down = self._send_down(tasks[0])
         answers: dict[int, Answer] = {}
         for turn in range(max(map(len, queues))):
             begun = []  # every worker gets work before anything is collected
@@ -181,8 +181,20 @@ class GpuPool(InProcessPool):
             for worker, recorder in zip(self._workers, recorders, strict=True):
                 worker.trainer.recorder = recorder
 
+    def _assignments(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Assignment]:
+        down, places = self._send_down(tasks[0]), [worker.trainer.buf.w.device for worker in self._workers]
+        return [self._assign_on(task, client_states, down, at) for task, at in zip(tasks, places, strict=False)]
+
+    def _send_down(self, task: Task) -> dict[torch.device, Tensors]:
+        """Bring what all tasks of a step share to every device."""
+        return {torch.device(d): {k: to_device(t, d) for k, t in task.down.items()} for d in self._data}
+
     def _assign_on(
-        self, task: Task, client_states: Mapping[int, Tensors], down: Mapping[str, Tensors], device: torch.device
+        self,
+        task: Task,
+        client_states: Mapping[int, Tensors],
+        down: Mapping[torch.device, Tensors],
+        device: torch.device,
     ) -> Assignment:
         """Bring what a client update needs to the device, without waiting for it.
 
@@ -190,7 +202,7 @@ class GpuPool(InProcessPool):
         """
         client, task, client_state = self._assignment(task, client_states)
         moved = {k: to_device(t, device) if "/" in k else t for k, t in client_state.items()}
-        return client, replace(task, down=down[f"cuda:{device.index}"]), moved
+        return client, replace(task, down=down[device]), moved
 
     def _use_stream(self) -> AbstractContextManager[None]:
         return self._on_stream() if self._streams else nullcontext()
