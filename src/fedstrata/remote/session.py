@@ -60,7 +60,7 @@ from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
 from fedstrata.remote.setup import cluster_at
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_sites, read_keys
+from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_keys, read_sites
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
