@@ -37,6 +37,8 @@ def there(tmp_path, monkeypatch):
     server = FederationServer("127.0.0.1", 8000, 8001, "localhost", str(tmp_path / "keys/server"))
     state.private(server.folder)
     (server.folder / "server.json").write_text(json.dumps(asdict(server)))
+    nodes = {site: {"node": str(at), "key": "k"} for at, site in enumerate(("berlin", "lyon"))}
+    (server.folder / "nodes.json").write_text(json.dumps(nodes))  # as the server notes who is on its roll
     book = ReportBook(server.folder / site_reports.FILE)
     with monkeypatch.context() as later:  # who falls silent is away, and a browser may take its time
         later.setattr(site_reports.time, "time", lambda: 4e9)
