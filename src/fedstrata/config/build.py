@@ -24,8 +24,8 @@ from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
 from fedstrata.core.contract import broken, describe, expect
-from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.plan import Plan

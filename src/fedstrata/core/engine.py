@@ -16,13 +16,6 @@ SumTensors = Callable[[Mapping[int, Tensor]], Tensor]  # what participants bring
 AllReduceSum = Callable[[Sequence[Task]], SumTensors]  # how the participants of a step add up
 
 
-class Log(Protocol):
-    """Where events go."""
-
-    def __call__(self, kind: str, **fields: Any) -> None:
-        """Make an event; what a clock said stands under `wall` and is never compared."""
-
-
 class Engine(Protocol):
     """Where client updates happen: workers on this machine, or real sites.
 

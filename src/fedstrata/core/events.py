@@ -1,9 +1,17 @@
-"""Events that a user should know of, in words for the terminal and the report: what did not go as asked, choices."""
+"""Events, and those that a user should know of in words for the terminal and the report: faults and choices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+
+class Log(Protocol):
+    """Where events go."""
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Make an event; what a clock said stands under `wall` and is never compared."""
+
 
 FAULTS = {  # kinds of events, and what people call them
     "dropped": "report lost",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import PartError, RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
@@ -92,7 +93,7 @@ class Plan:
         """What the server must know of its clients."""
         return self.needs_of_recipe.union(*(part.needs for part in self.server_side))
 
-    def view(self, client_info: ClientInfo, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
+    def view(self, client_info: ClientInfo, round: int, note: Log, clock: float = 0.0) -> View:
         """Return what the server's parts see of a round.
 
         Parameters

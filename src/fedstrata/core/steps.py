@@ -18,6 +18,7 @@ import torch
 from fedstrata.core.batch_norm import By
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.contract import broken, describe, expect_nothing
+from fedstrata.core.events import Log
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import WHOLE, Fragment, Report, Value
 from fedstrata.core.rng import Rng
@@ -76,7 +77,7 @@ class View:
     client_info: ClientInfo
     space: ParameterSpace
     rng: Callable[..., Rng]
-    note: Callable[..., None]
+    note: Log
     batch_size: int = 1
     epochs: int = 1
     needed: int = 0
@@ -85,7 +86,7 @@ class View:
     why_not_fused: str | None = None
     part: Fragment = WHOLE
     fewest: int = 1
-    ahead: Callable[[Callable[..., None]], View] | None = field(default=None, compare=False)
+    ahead: Callable[[Log], View] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

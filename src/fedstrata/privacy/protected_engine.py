@@ -7,11 +7,12 @@ exchange bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedstrata.core.engine import Engine
+from fedstrata.core.events import Log
 from fedstrata.core.messages import Report, Sums, Task, Tensors, fast_replace
 from fedstrata.core.rng import Rng, Streams
 from fedstrata.core.steps import Step
@@ -38,7 +39,7 @@ class ProtectedEngine(WrappedEngine):
         encoding: Encoding | None,
         noise: UpdateNoise | None,
         hides_figures: bool,
-        note: Callable[..., None],
+        note: Log,
         clip: float | None = None,
     ):
         super().__init__(engine)

@@ -13,8 +13,9 @@ import numpy as np
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.sections import Differential, Privacy
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.engine import Engine, Log
+from fedstrata.core.engine import Engine
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.steps import Evaluate, Scores, View

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from fedstrata.core.events import Log
 from fedstrata.remote.site_registry import SiteRegistry
-
-Log = Callable[..., None]
 
 
 def once_while_away(site_registry: SiteRegistry, log: Log) -> Log:

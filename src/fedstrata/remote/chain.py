@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedstrata.core.events import Log
 from fedstrata.core.messages import Report, Tag, Task, fast_replace, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.steps import Step
@@ -60,9 +61,7 @@ class ModelHolder:
 class SealedChain:
     """Runs the hops of chains."""
 
-    def __init__(
-        self, names: Sequence[str], key_directory: KeyDirectory, run: str, plan: Plan, note: Callable[..., None]
-    ):
+    def __init__(self, names: Sequence[str], key_directory: KeyDirectory, run: str, plan: Plan, note: Log):
         self._names, self._key_directory, self._run, self._note = names, key_directory, run, note
         shapes = expected_shapes(plan, "train") or {}
         self._still = {name: torch.zeros(shapes[name], dtype=plan.local.dtype) for name in MOVES if name in shapes}

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.privacy.enclave.channel import Job, Party
 from fedstrata.privacy.enclave.launch import Enclave, Started, check_host, choose_verifier, trusted_policy
 from fedstrata.privacy.enclave.policy import Terms
@@ -21,7 +22,6 @@ from fedstrata.privacy.enclave.selector import InEnclave
 from fedstrata.privacy.enclave.service import distribution
 from fedstrata.privacy.frames import JOB, RefusedError, join, split
 from fedstrata.privacy.identity import Identity, KeyDirectory
-from fedstrata.privacy.labels.masking import Note
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.setup import Tell
@@ -37,7 +37,7 @@ def start_at_sites(
     places: Mapping[int, Mapping[str, Any]],
     terms: Terms,
     choice: EnclaveChoice,
-    note: Note,
+    note: Log,
 ) -> Started:
     """Start the service, and let all sites verify and tell it; `places` says what each is told of the run.
 

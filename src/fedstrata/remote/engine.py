@@ -19,6 +19,7 @@ from fedstrata.client.site_client import StatelessError
 from fedstrata.core.batch_norm import By
 from fedstrata.core.engine import AllReduceSum
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.events import Log
 from fedstrata.core.messages import FIGURES, Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import unpredictable
@@ -41,7 +42,6 @@ from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import MET, build_request, to_json
 from fedstrata.remote.site_registry import SiteNames, SiteRegistry, by_client
 
-Note = Callable[..., None]
 MOST_ALL_REDUCES = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
 
 
@@ -74,7 +74,7 @@ class AtSites:
         self,
         site_registry: SiteRegistry,
         plan: Plan,
-        note: Note,
+        note: Log,
         masks: Masks | None = None,
         noise: UpdateNoise | None = None,
         relay: SealedChain | None = None,
@@ -160,7 +160,7 @@ class AtSites:
         return self._overhead_bytes
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
-        """Note where a chain's model is; apart from that, the next task tells a site what was accepted."""
+        """Log where a chain's model is; apart from that, the next task tells a site what was accepted."""
         self._reports = {}
         if self._relay is not None:
             self._relay.settle(accepted)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.data.preprocessing import Column, Preprocessing
 from fedstrata.data.scaling import FeaturesTold, features_told, median_places, settle
 from fedstrata.data.statistics import Ask, Question, add_up
@@ -26,7 +27,6 @@ from fedstrata.remote.protocol import build_request, to_json
 
 AGREED = "features_agreed"  # the event that keeps it
 FAR, ALIKE = 10.0, 5.0  # how far apart means are, and how alike deviations, where a column has another unit at a site
-Note = Callable[..., None]
 Everybody = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # a request and a reply a site, of all of them
 
 
@@ -35,7 +35,7 @@ def agree_on_features(
     everybody: Everybody,
     credentials: Credentials | None,
     names: Sequence[str],
-    note: Note,
+    note: Log,
 ) -> RemoteFederation:
     """Let sites find how their features are scaled; under masks, where there are credentials for it.
 

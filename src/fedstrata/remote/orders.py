@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.events import Log
 from fedstrata.privacy.identity import Identity
 from fedstrata.remote.roll import Roll
 
@@ -98,7 +99,7 @@ class RunControl:
         if (stop := self.latest("stop")) is not None:
             raise StoppedError(f"operator {stop.operator} stopped the run before it began")
 
-    def heed(self, note: Callable[..., Any]) -> None:
+    def heed(self, note: Log) -> None:
         """Stop or pause here, if an operator said so; pauses and their ends are events."""
         paused: OperatorOrder | None = None
         while True:

@@ -12,9 +12,10 @@ from time import monotonic, sleep
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.events import Log
 from fedstrata.remote.introduction import Introduction, common_classes
 from fedstrata.remote.protocol import PendingError
-from fedstrata.remote.site_registry import Note, ask_facts, note_differences, of_itself
+from fedstrata.remote.site_registry import ask_facts, note_differences, of_itself
 from fedstrata.remote.transport import Transport
 
 OFTEN, SELDOM = 0.2, 10.0  # seconds between two looks for the word of owners: more and more seldom
@@ -30,7 +31,7 @@ class RunProposal:
     question: Mapping[str, Any]
     deadline: float | None  # seconds for an exchange
     patience: float  # seconds in which owners must have approved it
-    note: Note
+    note: Log
     heed: Callable[[], None] = lambda: None  # stops here, if an operator said so
     miss: Callable[[Collection[str]], None] = lambda _: None  # told whose owners are waited for
 

@@ -18,7 +18,7 @@ from fedstrata.config.travel import to_sites
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import RequestError
-from fedstrata.core.events import describe_fault
+from fedstrata.core.events import Log, describe_fault
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
@@ -68,7 +68,6 @@ from fedstrata.runs.stage_choices import choose_stages
 from fedstrata.runs.training import begin, resume
 from fedstrata.server.bounds import bound_reports
 
-Log = Callable[..., None]
 DEADLINE = 3600.0  # seconds for an exchange where nobody says how many: a silent site must not stop a run
 MASKED = "labels_masked"  # the event that keeps what the server learned of labels
 

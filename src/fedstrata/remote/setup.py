@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.rng import Rng
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.clustering import Organiser, PrivateClusters
 from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.privacy.labels.kept import join_renumberings
-from fedstrata.privacy.labels.masking import MODES, Note, agree, fitting
+from fedstrata.privacy.labels.masking import MODES, agree, fitting
 from fedstrata.privacy.labels.parties import LabelServer
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.credentials import Credentials
@@ -33,7 +34,7 @@ Tell = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # 
 
 
 def mask_labels_at(
-    ask: Tell, credentials: Credentials, sites: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
+    ask: Tell, credentials: Credentials, sites: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Log
 ) -> MaskedRemoteFederation:
     """Let sites agree on placeholders; those that fail on the way are left out."""
     fitting(MODE, len(sites))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.files import write_atomically
 from fedstrata.core.plain_text import plain_text
 from fedstrata.data.reading import Label
@@ -32,7 +33,6 @@ from fedstrata.remote.protocol import (
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.transport import Failure, Transport
 
-Note = Callable[..., None]
 Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there are none
 Ask = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # requests by client -> the replies that came
 OFTEN = 0.2  # seconds between two looks for sites
@@ -53,7 +53,7 @@ class SiteRegistry:
     classes: Sequence[Label] = ()
     welcome: Callable[[str], bytes] = lambda _: b""  # what tells a site of the run
     fixed: str | None = None  # why no site can go on with other data than it began with
-    note: Note = lambda *_, **__: None
+    note: Log = lambda *_, **__: None
     miss: Callable[[Collection[str]], None] = lambda _: None  # told who must come before the run goes on
     changed: bool = False  # whether some site's data are other ones than at the beginning
     away: set[str] = field(default_factory=set)  # who was there before, and is not
@@ -138,7 +138,7 @@ class SiteRegistry:
         return there
 
     def _look_around(self, there: Collection[str]) -> None:
-        """Note who has gone and who is back: one event for each, however often it is asked for."""
+        """Log who has gone and who is back: one event for each, however often it is asked for."""
         away = {name for name in self.facts if name not in there}
         for kind, names in {"site_away": away - self.away, "site_back": self.away - away}.items():
             for name in sorted(names):
@@ -241,7 +241,7 @@ def of_itself(name: str, error: FedstrataError) -> SiteError:
     return SiteError(f"it {text.removeprefix(about)}" if text.startswith(about) else text)
 
 
-def note_differences(name: str, facts: Introduction, note: Note) -> None:
+def note_differences(name: str, facts: Introduction, note: Log) -> None:
     """Say where a site has another version, which fits, or does not take the roll that it was brought."""
     if facts.version != __version__:
         why = f"it has fedstrata {facts.version}, the server {__version__}; both speak protocol {PROTOCOL}, and fit"

@@ -13,8 +13,9 @@ from fedstrata.config.build import build_plan, initial_model
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.sections import Privacy
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.engine import Engine, Log, expect_engine
+from fedstrata.core.engine import Engine, expect_engine
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.steps import Evaluate
 from fedstrata.data.devices import equip_clients

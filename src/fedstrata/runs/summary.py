@@ -17,10 +17,9 @@ from fedstrata.config.build import label_names
 from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
 from fedstrata.config.sections import Data
-from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import SCORED, SPENT, describe_damage
-from fedstrata.core.events import describe_choice
+from fedstrata.core.events import Log, describe_choice
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round

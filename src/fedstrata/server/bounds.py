@@ -15,7 +15,8 @@ from math import ceil
 from statistics import median_low
 from typing import Any, Literal
 
-from fedstrata.core.engine import Engine, Log
+from fedstrata.core.engine import Engine
+from fedstrata.core.events import Log
 from fedstrata.core.messages import FIGURES, Report, Sums, Task, fast_replace, shorten
 from fedstrata.core.steps import Step
 from fedstrata.core.wrapped_engine import RevisedEngine

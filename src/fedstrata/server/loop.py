@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.contract import calling_part, expect_enough, expect_model, expect_sums, expect_tensors
-from fedstrata.core.engine import Engine, Log
+from fedstrata.core.engine import Engine
 from fedstrata.core.errors import PartError, UnsummableError
+from fedstrata.core.events import Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import FIGURES, Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
@@ -83,9 +84,7 @@ def run_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, a
     arrived = drop_unusable(view, at, step, reports, lost)
 
     # 2. their sum makes the next model
-    means = None
-    if step.combine:
-        arrived, means = update_model(plan, state, view, engine, step, at, arrived)
+    arrived, means = update_model(plan, state, view, engine, step, at, arrived) if step.combine else (arrived, None)
 
     # 3. clients whose report counts keep their new state; what it cost is written down
     seen = whole_reports(engine, arrived) if plan.selector.individual else arrived

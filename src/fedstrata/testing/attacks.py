@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.client_parts import ClientPlan
-from fedstrata.core.engine import Engine, Log
+from fedstrata.core.engine import Engine
+from fedstrata.core.events import Log
 from fedstrata.core.messages import Report, Task, fast_replace
 from fedstrata.core.options import BelowOne, Positive
 from fedstrata.core.rng import Rng, Streams

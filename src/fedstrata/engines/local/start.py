@@ -11,8 +11,8 @@ import torch
 
 from fedstrata.client.vmapped import worth_grouping
 from fedstrata.core.client_parts import ClientPlan
-from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.options import Count
 from fedstrata.core.part import Part
 from fedstrata.core.threads import cores

@@ -12,8 +12,8 @@ import torch
 from annotated_types import Ge, Gt
 
 from fedstrata.core.client_parts import ClientPlan
-from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.options import Count, LocalPath
 from fedstrata.core.part import Part
 from fedstrata.data.federation import Federation

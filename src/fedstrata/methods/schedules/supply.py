@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedstrata.core.events import Log
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.turns import SpreadTurns, Turns
 
@@ -50,7 +51,7 @@ class Pools:
 
     supply: Supply
     draws: Draws
-    note: Callable[..., None]
+    note: Log
     counts: np.ndarray | None = None  # [N, strata] where the choice is not uniform
     clients: str = "uniform"  # as in Stratified
     refill: bool = True

@@ -10,13 +10,14 @@ one; every vector then goes to the nearest centre.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from fedstrata.core.events import Log
 from fedstrata.core.rng import Rng
 
 Rule = Literal["curvature", "min", "eq3"]
@@ -37,17 +38,13 @@ class Clusters:
     searched: int = 0  # vectors that were searched
 
 
-def find_clusters(
-    vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Callable[..., None]
-) -> Clusters:
+def find_clusters(vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Log) -> Clusters:
     """Return the best of `repeats` clusterings into k clusters, or into as many as the elbow says."""
     with threadpool_limits(1):  # the products are small: more threads wait for each other, and change the last bit
         return _found(vectors, k, rule, repeats, rng, note)
 
 
-def _found(
-    vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Callable[..., None]
-) -> Clusters:
+def _found(vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Log) -> Clusters:
     fitted = _sample(vectors, max(FITTED, 10 * (k or 0)), rng)
     distinct = len(np.unique(fitted, axis=0))
     curve: dict[int, float] = {}

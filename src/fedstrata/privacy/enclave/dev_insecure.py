@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha384
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.events import Log
 from fedstrata.privacy.enclave.attestation import Evidence, Policy, of_kind, require
 from fedstrata.privacy.frames import join, split
 
@@ -59,7 +59,7 @@ def measured() -> bytes:
     return sha384(join([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])).digest()
 
 
-def permit(allowed: bool, note: Callable[..., Any]) -> None:
+def permit(allowed: bool, note: Log) -> None:
     """Refuse, or say loudly what is missing: as a warning, in the events of the run, and in the log."""
     if not allowed:
         raise RequestError(

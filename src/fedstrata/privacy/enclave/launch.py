@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.child_process import start_child, wait_or_kill
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.events import Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.platforms import require_posix
 from fedstrata.core.rng import Streams
@@ -166,7 +167,7 @@ def start(
     *,
     scoring: Scoring | None = None,
     every: int = 1,
-    note: Callable[..., Any] = lambda *_, **__: None,
+    note: Log = lambda *_, **__: None,
     heard: Heard = lambda _: None,
 ) -> Started:
     """Start the service, and let every client that has data, and the owner of the test set, verify and tell it.
@@ -198,7 +199,7 @@ def start(
     return Started(InEnclave(enclave), evaluator, enclave.close, enclave)
 
 
-def check_host(choice: EnclaveChoice, note: Callable[..., Any]) -> None:
+def check_host(choice: EnclaveChoice, note: Log) -> None:
     """Say at once what the service, which is on this machine, is missing; or that it is none."""
     if choice.attestation == dev_insecure.KIND:
         dev_insecure.permit(choice.allow_insecure, note)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import RequestError, unknown_name
+from fedstrata.core.events import Log
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import SERVER, RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
@@ -24,7 +25,6 @@ from fedstrata.privacy.labels import ckks_paper, plain, prf
 from fedstrata.privacy.labels.parties import LabelClient, LabelServer
 from fedstrata.privacy.labels.served import remaining
 
-Note = Callable[..., None]
 Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
 
 
@@ -97,7 +97,7 @@ def mask_labels(
     rng: Rng,
     entropy: Callable[[int], Entropy] = lambda _: os.urandom,
     absent: Mapping[int, str] | None = None,
-    note: Note = lambda *_, **__: None,
+    note: Log = lambda *_, **__: None,
     transcript: Transcript | None = None,
     distributions: bool = False,
     classes: int | None = None,
@@ -160,7 +160,7 @@ def agree(
     begin: Callable[[Sequence[int]], LabelServer],
     carry: Carry,
     rng: Rng,
-    note: Note,
+    note: Log,
 ) -> LabelServer:
     """Run jobs until one is done, each without those who were missing from the last; give the server as it then is.
 
