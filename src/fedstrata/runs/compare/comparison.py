@@ -6,8 +6,7 @@ seeds adds the new cells.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,26 +15,25 @@ from typing import Any
 from torch import nn
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
 from fedstrata.data.federation import Federation
-from fedstrata.engines.ray.cluster import load_ray
-from fedstrata.runs.compare.cells import VERSION, Cell, to_line
+from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
+from fedstrata.runs.compare.execution import Execution, write_folder
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
-from fedstrata.runs.compare.live import showing, write_metric
+from fedstrata.runs.compare.live import write_metric
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
-from fedstrata.runs.compare.pool import ENDS, Tell
-from fedstrata.runs.compare.queue import Deadline, check_jobs, choose_jobs, run_cells
-from fedstrata.runs.compare.ray_cells import LOCAL, check_engine_name, refuse_nested
+from fedstrata.runs.compare.pool import Tell
+from fedstrata.runs.compare.queue import Deadline
+from fedstrata.runs.compare.ray_cells import LOCAL
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.compare.tables import WIDTH, flat_table, html_text, terminal_table, write_table
-from fedstrata.runs.folder import Run, finite
+from fedstrata.runs.folder import Run
 from fedstrata.runs.frames import make_frame
 from fedstrata.runs.metrics import Metric, metrics_of
 
@@ -90,7 +88,6 @@ class Comparison:
     metrics: tuple[Metric, ...] = (ACCURACY,)
     search: Search | None = None
     choices: dict[Place, Choice | None] = field(default_factory=dict)
-    _shard: Shard = field(default_factory=Shard, repr=False)
 
     @classmethod
     def open(
@@ -168,8 +165,8 @@ class Comparison:
         """
         merge_folders(Path(path), [Path(folder) for folder in folders], Planner(federation, model))
         merged = cls.open(path, federation=federation, model=model)
-        with merged._shard.locked(merged.path):
-            merged._write(merged.rows)
+        with Shard().locked(merged.path):
+            write_folder(merged, merged.rows)
         return merged
 
     def __repr__(self) -> str:
@@ -374,98 +371,13 @@ class Comparison:
             allow.
         """
         try:
-            self._shard = Shard.read(shard)
-            deadline = Deadline(minutes)
-            trials = self.search.cells if self.search else ()
-            unfinished = [cell for cell in (*trials, *self._share()) if cell.state != "finished"]
-            check_engine_name(engine)
-            if engine == LOCAL:
-                choose_jobs(unfinished, self.federation, self.model, jobs)
-            else:
-                load_ray()
-                check_jobs(jobs)
-                refuse_nested(unfinished)
+            execution = Execution(self, Shard.read(shard), Deadline(minutes), jobs, engine)
         except RequestError:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
             raise
-        with self._shard.locked(self.path), showing(progress, self, watch) as watched:
-            self._write()
-
-            def tell(cell: Cell, event: Mapping[str, Any]) -> None:
-                kind = event["event"]
-                if kind in ("begin", *ENDS):
-                    cell.state = "running" if kind == "begin" else kind
-                    cell.why = event.get("why")
-                    self._write()
-                watched(cell, event)
-                if self.search is not None:
-                    self.search.watch(cell, event)
-
-            def run_some(cells: Sequence[Cell]) -> bool:
-                if engine != LOCAL:
-                    return run_cells(cells, self.federation, self.model, tell, jobs, deadline, engine)
-                many, note = choose_jobs(cells, self.federation, self.model, jobs)
-                self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
-                return run_cells(cells, self.federation, self.model, tell, many, deadline)
-
-            try:
-                places = list(dict.fromkeys(cell.key[:2] for cell in self._share()))
-                if self.search is None or self.search.run(run_some, places):
-                    self._settle()
-                    run_some(self._left())
-            finally:
-                for cell in (*self.cells, *(self.search.cells if self.search else ())):
-                    cell.state = "stopped" if cell.state == "running" else cell.state
-                self._settle()
-                self._write(self.rows)
+        execution.run(watch, progress)
         return self
-
-    def _share(self) -> list[Cell]:
-        return self._shard.cells(self.cells, self.search is not None)
-
-    def _left(self) -> list[Cell]:
-        """Return the cells of this share that can be run."""
-        return [cell for cell in self._share() if cell.hash and cell.state != "finished"]
-
-    def _settle(self) -> None:
-        """Give cells the settings that were chosen since, and see what other shares have finished."""
-        if self.search is not None:
-            if self._shard.of > 1:
-                self.search.refresh()
-            self.choices = self.search.choices()
-            known = {cell.path: cell for cell in self.cells if cell.hash}
-            planned = plan_cells(self.design, self.search.planner, self.path, settings_of(self.choices))
-            self.cells = [known.get(cell.path, cell) if cell.hash else cell for cell in planned]
-            self.others = find_states([cell for cell in self.cells if cell.path not in known], self.others, self.path)
-            for cell in self.cells:
-                choice = self.choices.get(cell.key[:2])
-                if choice is not None and choice.setting is None:
-                    cell.state, cell.why = "failed", "tuning found no setting: all that were tried failed"
-        for cell in self.cells:
-            if cell.state == "waiting" and cell.hash and cell.has_outcome:
-                cell.state = "finished"
-
-    def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        trials = [to_line(cell, self.path) for cell in (self.search.cells if self.search else ())]
-        now = {line["run_dir"] for line in trials}
-        others = [line for line in self.others if line["run_dir"] not in now]
-        about = {
-            "version": VERSION,
-            **self.design.to_json(),
-            "cells": [
-                *(line for line in others if not is_trial(line)),
-                *(to_line(cell, self.path) for cell in self.cells if cell.hash),
-            ],
-            "trials": [*(line for line in others if is_trial(line)), *trials],
-            "notes": self.notes,
-            "metrics": [metric.name for metric in self.metrics],
-            "rows": rows,
-            "friedman": tested.to_json() if rows and (tested := self.friedman) else None,
-            "remarks": self.remarks if rows else [],
-        }
-        with self._shard.writing(self.path):
-            write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 
 
 def lay_out(
