@@ -141,8 +141,8 @@ def test_a_site_that_does_not_clip_what_is_noised_is_refused(tmp_path):
 class LyingSite(SiteServer):
     """A site that neither trains nor clips as the others do: its own software, its own rules."""
 
-    def _leaving(self, session, what, data):
-        told = super()._leaving(session, what, data)
+    def _protect(self, session, what, data):
+        told = super()._protect(session, what, data)
         if session.leaving is not None:
             session.leaving = session.leaving * self.factor
         return told

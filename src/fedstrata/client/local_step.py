@@ -239,10 +239,11 @@ def finish(local: ClientPlan, own: Slots, buf: Buffers, batch_plan: BatchPlan, e
     context, order, samples = batch_plan.context, batch_plan.order, len(batch_plan.batches.rows)
     ends = {name: _finish(part, own[name], buf, scope_context(context, name)) for name, part in local.chain.items()}
     done = Done(
-        metrics=_merged([order.metrics, *(end.metrics for end in ends.values())]),
-        aggregated={**every.aggregated, **_owned({name: end.aggregated for name, end in ends.items()})},
-        open_tensors=_owned({name: end.open_tensors for name, end in ends.items()}),
-        client_state=copy_tensors(order.client_state) | _owned({name: end.client_state for name, end in ends.items()}),
+        metrics=_merge_metrics([order.metrics, *(end.metrics for end in ends.values())]),
+        aggregated={**every.aggregated, **_scope_names({name: end.aggregated for name, end in ends.items()})},
+        open_tensors=_scope_names({name: end.open_tensors for name, end in ends.items()}),
+        client_state=copy_tensors(order.client_state)
+        | _scope_names({name: end.client_state for name, end in ends.items()}),
         samples=order.samples,
         loss=every.loss / max(samples, 1),
         work=samples,
@@ -297,7 +298,7 @@ def _all_finite(tensors: Sequence[Tensor], known: Tensor | float) -> Tensor:
     return finite
 
 
-def _merged(all_metrics: Sequence[Mapping[str, Value | Tensor]]) -> dict[str, Value | Tensor]:
+def _merge_metrics(all_metrics: Sequence[Mapping[str, Value | Tensor]]) -> dict[str, Value | Tensor]:
     merged: dict[str, Value | Tensor] = {}
     for metrics in all_metrics:
         if twice := merged.keys() & metrics.keys():
@@ -316,7 +317,7 @@ def _plain(metrics: Mapping[str, Value | Tensor]) -> dict[str, Value | Tensor]:
     return plain
 
 
-def _owned(of_parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
+def _scope_names(of_parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
     """Put what parts gave back under their names."""
     return {k: v for name, tensors in of_parts.items() for k, v in add_prefix(copy_tensors(tensors), name).items()}
 

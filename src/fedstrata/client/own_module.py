@@ -26,7 +26,7 @@ def _sparse(module: nn.Module) -> bool:
     return any(getattr(layer, "sparse", False) is True for layer in module.modules())
 
 
-def _quantized(module: nn.Module) -> bool:
+def _is_quantized(module: nn.Module) -> bool:
     return any(".quantized" in type(layer).__module__ for layer in module.modules())
 
 
@@ -42,7 +42,7 @@ REFUSED: tuple[tuple[Problem, str], ...] = (
         "it spreads batches over devices itself; pass the module inside, `model.module`",
     ),
     (_sparse, "sparse gradients cannot be summed over clients; leave out sparse=True"),
-    (_quantized, "quantized layers cannot be trained; pass the module before it was quantized"),
+    (_is_quantized, "quantized layers cannot be trained; pass the module before it was quantized"),
     (_weights(lambda t: t.is_meta), "its weights are on the meta device, where they have no values"),
     (_weights(lambda t: t.is_complex()), "complex weights are not supported; keep real and imaginary parts apart"),
 )

@@ -65,7 +65,7 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
             'data.name = "given": this run\'s data came from Python; pass `federation` to `train`, `resume` or '
             "`Comparison.open`"
         )
-    part = _named("datasets", data, "data")
+    part = _build_named("datasets", data, "data")
     arrays = expect_arrays(part, part.load())
     if data.samples is not None and "samples" not in registry.options("datasets", data.name, "data.name"):
         arrays = take_some(arrays, data.samples, data.name, experiment.train.seed)
@@ -98,7 +98,7 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
 
 def label_names(data: Data) -> Mapping[Label, str]:
     """Return what the publisher of a named set calls its labels; empty where nobody does."""
-    return {} if data.name == GIVEN else _named("datasets", data, "data").label_names
+    return {} if data.name == GIVEN else _build_named("datasets", data, "data").label_names
 
 
 def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Module | None = None) -> Plan:
@@ -283,7 +283,7 @@ def initial_model(
     return plan.space.flatten(named, plan.local.dtype)
 
 
-def _named(stage: str, section: Data | ModelChoice, key: str) -> Any:
+def _build_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
     known = registry.options(stage, section.name, f"{key}.name")
     return registry.build(stage, section.name, own_options(section, known), key)
 
@@ -349,14 +349,14 @@ def make_network_builder(
 ) -> Callable[[], nn.Module]:
     """Do the same for a model by name, wherever the samples are."""
     seed = streams.torch_seed("model")
-    architecture = _named("models", choice, "model")
+    architecture = _build_named("models", choice, "model")
     return Seeded(partial(_draw_weights, architecture, shape, classes, seed, choice.projection, choice.head_bias))
 
 
 def count_parameters(choice: ModelChoice, shape: tuple[int, ...], classes: int) -> int:
     """Return the size of a model by name without making it: nothing is allocated."""
     with torch.device("meta"):
-        module = _named("models", choice, "model").build(shape, classes)
+        module = _build_named("models", choice, "model").build(shape, classes)
         if choice.projection or not choice.head_bias:
             module.head = change_head(module.get_submodule("head"), classes, choice.projection, choice.head_bias)
     return sum(parameter.numel() for parameter in module.parameters())

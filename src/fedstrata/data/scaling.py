@@ -4,8 +4,9 @@
     per-client    every client by its own; the server is told nothing
     none          as they are
 
-Means and deviations that are given are taken in any case. First everybody finds out what is to be done (`settle`, from
-answers of clients, wherever they are), then each owner does it to its samples (`scale_samples`).
+Means and deviations that are given are taken in any case. First everybody finds out what is to be done
+(`find_statistics`, from answers of clients, wherever they are), then each owner does it to its samples
+(`scale_samples`).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def bring_to_scale(scale: Scale, parts: Sequence[Part], asked: Preprocessing) ->
     def among_clients(known: Preprocessing) -> Ask:
         return exchanges.among([answers(train, own, known.columns) for own in rows])
 
-    done = settle(scale, asked, among_clients)
+    done = find_statistics(scale, asked, among_clients)
     new, inputs = scale_samples(parts, done)
     told = features_told(
         scale,
@@ -113,7 +114,7 @@ def to_be_scaled(scale: Scale, x: np.ndarray, asked: Preprocessing) -> Preproces
     return replace(asked, shape=tuple(x.shape[1:]), scale=255.0 if pixels else asked.scale, per_client=own)
 
 
-def settle(scale: Scale, asked: Preprocessing, among_clients: Callable[[Preprocessing], Ask]) -> Preprocessing:
+def find_statistics(scale: Scale, asked: Preprocessing, among_clients: Callable[[Preprocessing], Ask]) -> Preprocessing:
     """Find what is still unknown: medians that fill gaps, then means and deviations of what is filled.
 
     `among_clients` is told what is known so far, and gives what asks clients about features in that order.

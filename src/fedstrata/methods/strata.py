@@ -31,7 +31,7 @@ def _one_label(now: Situation) -> bool:
     return now.effective_labels is not None and now.effective_labels <= ONE and not now.stragglers
 
 
-def _held(now: Situation) -> str:
+def _say_held(now: Situation) -> str:
     """Say how many labels clients hold."""
     return "label counts are hidden" if now.table is None else f"clients hold {now.effective_labels:.1f} labels each"
 
@@ -45,7 +45,7 @@ def _selector(now: Situation) -> Iterator[StageChoice]:
     if now.alpha is None:
         yield StageChoice("selector", flips, "label counts are hidden, and clusters can be found under masks", measured)
     elif _one_label(now):
-        yield StageChoice("selector", flips, f"{_held(now)}, {round}: {now.clusters} clusters take turns", measured)
+        yield StageChoice("selector", flips, f"{_say_held(now)}, {round}: {now.clusters} clusters take turns", measured)
     elif now.alpha < EVEN:
         why = f"{round}, and labels are skewed (alpha {now.alpha:.2g}): together they shall have the mix of all"
         yield StageChoice("selector", "balanced-labels", why, measured)
@@ -60,7 +60,7 @@ def _sampler(now: Situation) -> Iterator[StageChoice]:
 def _corrections(now: Situation) -> Iterator[StageChoice]:
     if not _one_label(now):
         lost = f" and {now.stragglers:.0%} of the reports are lost" if now.stragglers else ""
-        why = f"{_held(now)}{lost}: a linear term at each makes their optima agree"
+        why = f"{_say_held(now)}{lost}: a linear term at each makes their optima agree"
         measured = {"effective_labels": now.effective_labels, "stragglers": now.stragglers}
         yield StageChoice("corrections", [{"kind": "feddyn"}, {"kind": "clip", "norm": 10.0}], why, measured)
 
@@ -68,10 +68,10 @@ def _corrections(now: Situation) -> Iterator[StageChoice]:
 def _server_step(now: Situation) -> Iterator[StageChoice]:
     measured = {"effective_labels": now.effective_labels, "stragglers": now.stragglers}
     if _one_label(now):
-        why = f"{_held(now)}: momentum 0.7 remembers the labels that a round lacked"
+        why = f"{_say_held(now)}: momentum 0.7 remembers the labels that a round lacked"
         yield StageChoice("server_step", {"kind": "sgd", "momentum": 0.7}, why, measured)
     else:
-        why = f"{_held(now)}: its step is the longer, the more their updates differ"
+        why = f"{_say_held(now)}: its step is the longer, the more their updates differ"
         yield StageChoice("server_step", "fedexp", why, measured)
 
 

@@ -106,12 +106,12 @@ class AtSites:
         relay = self._relay if step.combine else None
         if relay is not None:  # a hop of a chain
             (task,) = tasks
-            said = relay.ask(step, task, partial(self._told, tasks=tasks, fields=1), self._sent)
+            said = relay.ask(step, task, partial(self._ask, tasks=tasks, fields=1), self._send)
             self._overhead_bytes = relay.overhead_bytes
         elif step.together is None:
-            said = self._sent(tasks, _plainly(b""), self._enough(step, tasks))
+            said = self._send(tasks, _plainly(b""), self._enough(step, tasks))
         else:
-            said = self._together(tasks, step.together)
+            said = self._compute_together(tasks, step.together)
         self._reports = {}
         for task in tasks:
             data = said.get(self._names[task.client])
@@ -122,14 +122,14 @@ class AtSites:
                 noise = self._noise if step.combine else None
                 hidden = self._masks is not None and step.combine and not self._plan.reads_envelope
                 report = check_report(data[1], task, self._plan, model_of(task), bare, noise, hidden)
-                report = self._believed(report, task) if step.combine else report
+                report = self._limit_samples(report, task) if step.combine else report
                 self._reports[task.client] = report if relay is None else relay.read(report, data[1])
             except RefusedError as error:
-                self._left_out(task.client, tasks, str(error))
+                self._leave_out(task.client, tasks, str(error))
                 if relay is not None:
                     relay.distrust()
         for client in unlike(self._reports):
-            self._left_out(client, tasks, "its report holds other tensors than those of the others")
+            self._leave_out(client, tasks, "its report holds other tensors than those of the others")
             del self._reports[client]
         return [report.open() for report in self._reports.values()]
 
@@ -181,13 +181,13 @@ class AtSites:
 
         def connect(task: Sum) -> Carry:
             about = to_json({"job": task.job.hex(), "members": task.members, "magnitudes": task.magnitudes})
-            ask = by_client(self._names, partial(self._told, tasks=self._tasks, fields=1))
+            ask = by_client(self._names, partial(self._ask, tasks=self._tasks, fields=1))
             return lambda step, messages: ask(
                 {c: build_request("sum", step.encode(), about, m) for c, m in messages.items()}
             )
 
         def refuse(client: int, error: RefusedError) -> None:
-            self._left_out(client, self._tasks, str(error))
+            self._leave_out(client, self._tasks, str(error))
 
         return self._sum.sum_masked(weights, self._layout(), masks.step(self._tasks), connect, refuse)
 
@@ -213,7 +213,7 @@ class AtSites:
             len(tasks), per_round(self._plan.clients_per_round, len(self._names))
         )
 
-    def _sent(
+    def _send(
         self, tasks: Sequence[Task], request: Callable[[Task], bytes], enough: int | None = None
     ) -> dict[str, tuple[bytes, ...]]:
         """Send tasks, as they are written; a site that lost the state of which a task speaks goes on without one."""
@@ -224,21 +224,21 @@ class AtSites:
                 lost.extend(task for task in tasks if self._names[task.client] == name)
             return isinstance(error, StatelessError)
 
-        said = self._told({self._names[t.client]: request(t) for t in tasks}, tasks, 2, enough, remedy)
+        said = self._ask({self._names[t.client]: request(t) for t in tasks}, tasks, 2, enough, remedy)
         for task in lost:
             first = task.round + 1, task.step
             self._note("state_lost", round=first[0], step=first[1], site=self._names[task.client], client=task.client)
         anew = {self._names[t.client]: request(replace(t, accepted=None, durable=None)) for t in lost}
-        return said | self._told(anew, tasks)
+        return said | self._ask(anew, tasks)
 
-    def _invited(self, tasks: Sequence[Task]) -> tuple[list[Task], bytes]:
+    def _invite(self, tasks: Sequence[Task]) -> tuple[list[Task], bytes]:
         """Let the sites of a step say hello, so that they can meet under masks; too few do not meet."""
         assert self._masks is not None
 
-        ask = by_client(self._names, partial(self._told, tasks=tasks, fields=1))
+        ask = by_client(self._names, partial(self._ask, tasks=tasks, fields=1))
 
         def refuse(client: int, error: RefusedError) -> None:
-            self._left_out(client, tasks, str(error))
+            self._leave_out(client, tasks, str(error))
 
         names = self._masks.names
         here, invitation = invite_sites(
@@ -250,7 +250,7 @@ class AtSites:
         self._note("dropped", round=first.round + 1, step=first.step, clients=here, why=TOO_FEW)
         return [], b""
 
-    def _told(
+    def _ask(
         self,
         requests: Mapping[str, bytes],
         tasks: Sequence[Task],
@@ -264,28 +264,28 @@ class AtSites:
             if isinstance(told, tuple):
                 said[name] = told
             elif not remedy(name, told):
-                self._left_out(self._names.index(name), tasks, str(told))
+                self._leave_out(self._names.index(name), tasks, str(told))
         return said
 
-    def _together(self, tasks: Sequence[Task], by: By) -> dict[str, tuple[bytes, ...]]:
+    def _compute_together(self, tasks: Sequence[Task], by: By) -> dict[str, tuple[bytes, ...]]:
         """Let sites compute together; where one leaves in the middle, the others begin anew without it.
 
         Under masks they do not: two sums over the same numbers that differ by one site would show what it brought.
         """
         if self._masks is not None:
-            there, invitation = self._invited(tasks)
-            said = self._sent(there, _plainly(by.encode(), invitation))
-            return self._met(said, by, tasks)[0] if len(said) == len(there) else {}
+            there, invitation = self._invite(tasks)
+            said = self._send(there, _plainly(by.encode(), invitation))
+            return self._all_reduce(said, by, tasks)[0] if len(said) == len(there) else {}
         there = list(tasks)
         while there:
-            said = self._sent(there, _plainly(by.encode()))
-            done, stay = self._met(said, by, tasks)
+            said = self._send(there, _plainly(by.encode()))
+            done, stay = self._all_reduce(said, by, tasks)
             if len(stay) == len(said):
                 return done
             there = [task for task in there if self._names[task.client] in stay]
         return {}
 
-    def _met(
+    def _all_reduce(
         self, said: dict[str, tuple[bytes, ...]], by: By, tasks: Sequence[Task]
     ) -> tuple[dict[str, tuple[bytes, ...]], set[str]]:
         """Average what sites bring to a meeting, as often as they meet, until they report; give also who stayed."""
@@ -299,7 +299,7 @@ class AtSites:
                 {name: told[1] for name, told in sorted(waiting.items(), key=self._place)}, self._masks is not None
             )
             for name, why in strange.items():
-                self._left_out(self._names.index(name), tasks, why)
+                self._leave_out(self._names.index(name), tasks, why)
             if strange:
                 return {}, stay - strange.keys()
             values = [one.values for one in brought.values()]
@@ -310,7 +310,7 @@ class AtSites:
                 total, count = summed[:-1].to(self._plan.local.dtype), float(summed[-1])
             average, count = statistics.average(next(iter(brought.values())).what, total, count, len(values))
             told = pack({"count": count}, {"average": average})
-            said = self._told({name: build_request("met", told) for name in waiting}, tasks)
+            said = self._ask({name: build_request("met", told) for name in waiting}, tasks)
             if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost
                 return {}, (stay - waiting.keys()) | said.keys()
             done |= {name: reply for name, reply in said.items() if reply[0] != MET}
@@ -323,11 +323,11 @@ class AtSites:
             wrong = waiting or said
             why = str(error) if isinstance(error, RefusedError) else "what it brings to meetings is of no norm"
             for name in wrong:
-                self._left_out(self._names.index(name), tasks, why)
+                self._leave_out(self._names.index(name), tasks, why)
             return {}, stay - wrong.keys()
         return done, stay
 
-    def _believed(self, report: Report, task: Task) -> Report:
+    def _limit_samples(self, report: Report, task: Task) -> Report:
         """Return a report that stands for no more samples than its site said it has, or a batch can be asked for."""
         name = self._names[report.client]
         most, known = self._site_registry.facts[name].samples, "it introduced itself with so many"
@@ -342,7 +342,7 @@ class AtSites:
     def _place(self, item: tuple[str, object]) -> int:
         return self._names.index(item[0])
 
-    def _left_out(self, client: int, tasks: Sequence[Task], why: str) -> None:
+    def _leave_out(self, client: int, tasks: Sequence[Task], why: str) -> None:
         first = tasks[0]
         self._note(
             "site_refused", round=first.round + 1, step=first.step, site=self._names[client], client=client, why=why

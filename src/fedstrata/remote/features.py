@@ -15,7 +15,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.core.events import Log
 from fedstrata.data.preprocessing import Column, Preprocessing
-from fedstrata.data.scaling import FeaturesTold, features_told, median_places, settle
+from fedstrata.data.scaling import FeaturesTold, features_told, find_statistics, median_places
 from fedstrata.data.statistics import Ask, Question, add_up
 from fedstrata.privacy.features import WHOLE, WORDS, from_words
 from fedstrata.privacy.frames import RefusedError
@@ -45,7 +45,7 @@ def agree_on_features(
     if scale is None:
         return federation
     sums = SumsAtSites(everybody, names, credentials)
-    done = settle(scale, asked, sums.among)
+    done = find_statistics(scale, asked, sums.among)
     if {"sums", "squares"} <= sums.told.keys():
         for column, site, ratio in other_units(asked.columns, sums.told["sums"], sums.told["squares"]):
             why = f"its mean at site {names[site]} is {ratio:.3g} times that of most sites; all sites need one unit"

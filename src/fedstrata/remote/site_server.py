@@ -104,14 +104,14 @@ class SiteServer:
             "introduce": self._introduce,
             "begin": self._begin,
             "task": self._task,
-            "met": self._met,
+            "met": self._take_average,
             "evaluate": self._evaluate,
             "sum": self._sum,
             **self._guard.requests,
             "features": self._features,
-            "hello": lambda: self._chained().hello(),
-            "hand_on": lambda about, hello: self._chained().hand_on(about, hello),
-            "hop": lambda data, about, envelope: self._chained().hop(data, about, envelope, self._trained),
+            "hello": lambda: self._chain().hello(),
+            "hand_on": lambda about, hello: self._chain().hand_on(about, hello),
+            "hop": lambda data, about, envelope: self._chain().hop(data, about, envelope, self._train),
         }
 
     def state(self) -> dict[str, Any]:
@@ -127,11 +127,11 @@ class SiteServer:
         with self._turn:
             self._about = {"kind": "unknown"}
             try:
-                reply = self._done(request)
+                reply = self._carry_out(request)
             except TOLD as error:
-                reply = self._refused(error)
+                reply = self._refuse(error)
             except Exception as error:
-                reply = self._refused(hide_error(error))
+                reply = self._refuse(hide_error(error))
             try:
                 self._gate.leaves(self._about.pop("kind"), reply, self._about)
             except OSError as error:
@@ -139,11 +139,11 @@ class SiteServer:
                 return build_refusal("it cannot write down what leaves it, and so nothing does: is its disk full?")
             return reply
 
-    def _refused(self, error: Exception) -> bytes:
+    def _refuse(self, error: Exception) -> bytes:
         self._about["refused"] = str(error)[:WORDS]
         return build_refusal(error)
 
-    def _done(self, request: bytes) -> bytes:
+    def _carry_out(self, request: bytes) -> bytes:
         kind, fields = read_request(request)
         run = ""
         if kind == IN:
@@ -201,7 +201,7 @@ class SiteServer:
         if self._session is not None and self._session.run == run:  # a server that went on from a checkpoint
             return (to_json({"data": present}),)
         federation = on_the_scale(self._guard.own(told), told.get("preprocessing"))
-        privacy, plan = experiment.privacy, self._planned(experiment, federation, len(told["sites"]))
+        privacy, plan = experiment.privacy, self._build_plan(experiment, federation, len(told["sites"]))
         local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
@@ -225,7 +225,7 @@ class SiteServer:
             hides_figures(privacy, plan),
             self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
             most_spent(privacy, len(told["sites"])),
-            hops=self._hops(told, plan) if told.get("chained") else None,
+            hops=self._join_chain(told, plan) if told.get("chained") else None,
         )
         if self._session is not None:
             self._session.end()
@@ -236,7 +236,7 @@ class SiteServer:
     def _versions(self, run: str, data: str) -> Versions:
         return Versions() if self._folder is None else StateOnDisk(self._folder / "memory", run, data)
 
-    def _planned(self, experiment: Experiment, federation: Federation, sites: int) -> Plan:
+    def _build_plan(self, experiment: Experiment, federation: Federation, sites: int) -> Plan:
         """Build the plan of a run; what privacy does not fit is refused here too, whatever the server says."""
         try:
             with origin.from_elsewhere(self._gate.policy.import_paths):
@@ -257,7 +257,7 @@ class SiteServer:
         except RequestError as error:
             raise SiteError(str(error)) from None
 
-    def _hops(self, told: Mapping[str, Any], plan: Plan) -> ChainSite:
+    def _join_chain(self, told: Mapping[str, Any], plan: Plan) -> ChainSite:
         """Return this site's part in a chain whose models the server cannot read."""
         run, key_directory = str(told["run"]), self._guard.key_directory(told)
         return ChainSite(
@@ -283,28 +283,28 @@ class SiteServer:
         if participant is not None:  # what it brings there is given
             self._give(session)
         running = RunningTask(session.site, data, cast(By, by.decode()) if by else None, participant)
-        return self._said(session, running)
+        return self._go_on(session, running)
 
-    def _trained(self, data: bytes) -> tuple[bytes, bytes]:
+    def _train(self, data: bytes) -> tuple[bytes, bytes]:
         return self._task(data, b"")
 
-    def _met(self, data: bytes) -> tuple[bytes, bytes]:
+    def _take_average(self, data: bytes) -> tuple[bytes, bytes]:
         session = self._at_work()
         if session.running is None:
             raise RefusedError(f"site {self.name} is not waiting for anybody")
         header, tensors = unpack(data)
-        return self._said(session, session.running, (tensors["average"], float(header["count"])))
+        return self._go_on(session, session.running, (tensors["average"], float(header["count"])))
 
-    def _said(
+    def _go_on(
         self, session: SiteSession, running: RunningTask, met: tuple[Tensor, float] | None = None
     ) -> tuple[bytes, bytes]:
         """Let a client update go on until it meets others again, or is over."""
         session.running = None
         what, data = running.next(met)
         session.running = running if what == MET else None
-        return self._leaving(session, what, data)
+        return self._protect(session, what, data)
 
-    def _leaving(self, session: SiteSession, what: bytes, data: bytes) -> tuple[bytes, bytes]:
+    def _protect(self, session: SiteSession, what: bytes, data: bytes) -> tuple[bytes, bytes]:
         """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
         noise = session.noise
         if what != REPORT or (session.key_directory is None and noise is None):
@@ -313,7 +313,7 @@ class SiteServer:
         leaving = None
         if report.aggregated:
             if session.hides_figures:
-                report = self._hidden(report, session)
+                report = self._hide_figures(report, session)
             leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable, session.clip)
             report = protect_report(report, noise)
             if noise is not None and noise.local and noise.noise:
@@ -334,7 +334,7 @@ class SiteServer:
             self._ledger.enter(session.run, session.step, cost, session.most_spent)
             session.given = True
 
-    def _hidden(self, report: Report, session: SiteSession) -> Report:
+    def _hide_figures(self, report: Report, session: SiteSession) -> Report:
         """Tell loss and length of an update in the sum only; where it is noised, not at all."""
         if session.noise is not None or session.encoding is None or not report.finite:
             return hide_figures(report)
@@ -382,7 +382,7 @@ class SiteServer:
         told = to_json({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
         return told, self._guard.by_label(invitation, session.everybody, by_label) if invitation else b""
 
-    def _chained(self) -> ChainSite:
+    def _chain(self) -> ChainSite:
         hops = self._at_work().hops
         if hops is None:
             raise RefusedError(f"site {self.name} takes part in no chain of sealed models")

@@ -129,9 +129,9 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if train.stop.target is not None:
         summary |= {f"{name}_target": spent for name, spent in spent_until(scored, train.stop.target).items()}
-    models = {"model": _named(session, model_to_evaluate(session.plan, state))}
+    models = {"model": _name_tensors(session, model_to_evaluate(session.plan, state))}
     if state.best.round:
-        models["best"] = _named(session, state.best.model(session.plan.space.P))
+        models["best"] = _name_tensors(session, state.best.model(session.plan.space.P))
     folder.write_result(models, describe_model(session), summary)
 
 
@@ -171,7 +171,7 @@ def whole_evaluations(events: list[dict[str, Any]]) -> list[Evaluation]:
     return [event for event in evaluations(events) if all(name in event for name in needed)]
 
 
-def _named(session: Session, model: FlatModel) -> Tensors:
+def _name_tensors(session: Session, model: FlatModel) -> Tensors:
     """Return all tensors of the network with a model's weights, those that do not travel among them."""
     module = session.plan.local.build().to(session.plan.local.dtype)
     module.load_state_dict(session.plan.space.named(model), strict=False)

@@ -238,7 +238,7 @@ def resume(
         experiment = Experiment.of(asked, **(overrides or {}))
         manifest = folder.checkpoints.manifest(events=int, seconds=int | float, experiment=dict, identity=dict)
         if manifest is not None and (
-            edits := name_differences(_begun(manifest["experiment"]), _begun(experiment.dump()))
+            edits := name_differences(_drop_extendable(manifest["experiment"]), _drop_extendable(experiment.dump()))
         ):
             raise RequestError(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
@@ -280,7 +280,7 @@ def drop_changeable(experiment: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in experiment.items() if key not in ("name", "track")}, "engine": engine}
 
 
-def _begun(experiment: dict[str, Any]) -> dict[str, Any]:
+def _drop_extendable(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out what may change in a run that has begun; of another number of rounds, more must be known."""
     table = drop_changeable(experiment)
     return {**table, "train": {**table["train"], "rounds": None}}

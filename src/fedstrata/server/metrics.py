@@ -96,8 +96,10 @@ def round_figures(
     clients = sorted({r.client for r in trained})
     last = sorted({r.client for r in next((reports for reports in reversed(combined) if reports), ())})
     asked = sorted({a.client for o in outcomes if o.step.combine for a in o.step.asks})
-    losses = [figures for o in outcomes if o.step.combine for figures in _told(o)]
-    whole = [figures for o in outcomes if o.step.combine and o.step.part == WHOLE for figures in _told(o)]  # of a round
+    losses = [figures for o in outcomes if o.step.combine for figures in _figures(o)]
+    whole = [
+        figures for o in outcomes if o.step.combine and o.step.part == WHOLE for figures in _figures(o)
+    ]  # of a round
     return {
         **({} if ground_truth is None else _divergences(ground_truth, clients, asked)),
         "loss_train": _mean([loss for loss, _, _ in losses], [samples for _, _, samples in losses]),
@@ -114,7 +116,7 @@ def _mean_over(accuracies: Mapping[int, float], groups: Mapping[str, Sequence[in
     return {name: float(np.mean(own)) for name, own in known.items() if own}
 
 
-def _told(outcome: Outcome) -> list[tuple[float, float, int]]:
+def _figures(outcome: Outcome) -> list[tuple[float, float, int]]:
     """Return what is known of losses, lengths of updates and samples: of each report, or in the mean of all."""
     if outcome.means is not None:
         return [(*outcome.means, r.samples) for r in outcome.reports]

@@ -293,7 +293,7 @@ class Worker:
     def submit(self, group: Sequence[Assignment]) -> Callable[[], list[Answer]]:
         """Submit the work of a group, and give a function that collects the answers."""
         if len(group) == 1:
-            with _named(group[0][1]):
+            with _naming_client(group[0][1]):
                 collect = self.trainer.submit(*group[0])
             return lambda: [_answer(*collect(), group[0][2])]
         if self._able:
@@ -312,7 +312,7 @@ class Worker:
         self, client: Client, task: Task, client_state: Tensors, all_reduce: AllReduce | None = None
     ) -> Answer:
         """Make one client update."""
-        with _named(task):
+        with _naming_client(task):
             return _answer(*self.trainer.run_task(client, task, client_state, all_reduce), client_state)
 
     @cached_property
@@ -325,7 +325,7 @@ class Worker:
 
 
 @contextmanager
-def _named(task: Task) -> Iterator[None]:
+def _naming_client(task: Task) -> Iterator[None]:
     """Say whose client update it was that failed."""
     try:
         yield

@@ -112,10 +112,10 @@ class Stock:
                 refused.append(code)
             elif len(codes) > 1:
                 seen[stratum] = seen.get(stratum, 0) + 1
-        self.told(len(codes), 1, len(refused), len(set(refused)), overhead_bytes)
+        self.note_messages(len(codes), 1, len(refused), len(set(refused)), overhead_bytes)
         return refused
 
-    def told(self, codes: int, requests: int, refused: int, exhausted: int, overhead_bytes: int) -> None:
+    def note_messages(self, codes: int, requests: int, refused: int, exhausted: int, overhead_bytes: int) -> None:
         """Note what was said: requests, beside whose codes go some numbers, and what of them was refused."""
         self.told_down += NUMBER * (codes + overhead_bytes * requests)
         self.told_up += NUMBER * (refused + exhausted)

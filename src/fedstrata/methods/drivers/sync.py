@@ -138,9 +138,9 @@ class GlobalBatches(ScheduledDriver):
 
     def by_messages(self, view: View, now: Slice) -> Exchanges:
         """Deal the batches out, or let clients draw lots."""
-        return (self._drawn if self.schedule.clients == "binomial" else self._dealt)(view, now)
+        return (self._draw_lots if self.schedule.clients == "binomial" else self._deal_batches)(view, now)
 
-    def _drawn(self, view: View, now: Slice) -> Exchanges:
+    def _draw_lots(self, view: View, now: Slice) -> Exchanges:
         """Let every holder draw what it gives, and compute gradients together."""
         moves = lots(now.epoch, now.pools, now.until, view.batch_size, view.fewest)
         totals, steps = self.schedule.totals(view.client_info), ceil(now.entries / view.batch_size)
@@ -158,7 +158,7 @@ class GlobalBatches(ScheduledDriver):
             client_updates, done = client_updates + len(asks), done + 1
         return client_updates, 0
 
-    def _dealt(self, view: View, now: Slice) -> Exchanges:
+    def _deal_batches(self, view: View, now: Slice) -> Exchanges:
         """Reserve samples, then compute gradients together."""
         moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view), view.fewest)
         answers, steps = None, ceil(now.entries / view.batch_size)
@@ -183,7 +183,7 @@ class GlobalBatches(ScheduledDriver):
         stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
         filling = view.batch_size, self.least(view), bool(self.schedule.replacement)
         filled = fill(now.epoch, now.pools, stock.counts, now.until, *filling)
-        stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, overhead_bytes=2)
+        stock.note_messages(filled.asked, filled.requests, filled.refused, filled.exhausted, overhead_bytes=2)
         fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes
         parts, client_updates = [min(i, steps - 1) for i in range(len(sizes))], len(fused_updates.who)
         handed = client_updates, client_updates, 0

@@ -72,7 +72,7 @@ def split(
         return None
     inside = variances(values, samples if weight == "size" else np.ones_like(values))
     candidates = inside[first - 1 : last]
-    tau = first + int(np.argmax(candidates <= candidates.min() + TIE * np.var(_scaled(values))))
+    tau = first + int(np.argmax(candidates <= candidates.min() + TIE * np.var(_scale(values))))
     return Cut(order, tau, (first, last))
 
 
@@ -83,7 +83,7 @@ def variances(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """
     total = weights.sum()
     share = np.cumsum(weights)[:-1] / total if total > 0 else np.arange(1, len(values)) / len(values)
-    centred = _scaled(values)
+    centred = _scale(values)
     below, above = _prefix_variances(centred)[:-1], _prefix_variances(centred[::-1])[:-1][::-1]
     both: np.ndarray = share * below + (1 - share) * above
     return both
@@ -97,7 +97,7 @@ def _prefix_variances(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
+def _scale(values: np.ndarray) -> np.ndarray:
     """Move ascending values to mean 0 and range 1; equal ones to 0."""
     halves = values / 2  # the range of the largest numbers is a number too
     span = halves[-1] - halves[0]

@@ -44,9 +44,9 @@ def batches(
     while epoch.over < until and epoch.left:
         entries = epoch.take(min(size, until - epoch.over))
         epoch.batches += 1
-        held = yield from _reserved(entries, pools, epoch.batches, {})
+        held = yield from _reserve(entries, pools, epoch.batches, {})
         if 0 < len(held) < fewest:
-            held = yield from _joined(held, epoch, pools, fewest)
+            held = yield from _join(held, epoch, pools, fewest)
         count = sum(map(len, held.values()))
         if count < least or 0 < len(held) < fewest:
             few = f"fewer than {fewest} clients are left, and a sum over them shows what one of them sent"
@@ -80,7 +80,7 @@ def batches(
         epoch.over += len(entries) - len(back[: len(entries)])
 
 
-def _reserved(entries: list[int], pools: Pools, batch: int, held: Held) -> Reserving:
+def _reserve(entries: list[int], pools: Pools, batch: int, held: Held) -> Reserving:
     """Find a client for every entry, asking again only for those that were refused; adds to what is held."""
     while entries:
         wanted: Held = {}
@@ -88,11 +88,11 @@ def _reserved(entries: list[int], pools: Pools, batch: int, held: Held) -> Reser
             wanted.setdefault(client, []).append(pools.code(stratum))
         if not wanted:
             break
-        entries = yield from _asked(wanted, pools, batch, held)
+        entries = yield from _ask(wanted, pools, batch, held)
     return held
 
 
-def _asked(wanted: Held, pools: Pools, batch: int, held: Held) -> Generator[Reserve | Learn, Refused, list[int]]:
+def _ask(wanted: Held, pools: Pools, batch: int, held: Held) -> Generator[Reserve | Learn, Refused, list[int]]:
     """Ask for samples; adds what is granted to what is held, and gives the entries that are still without a sample."""
     answers, entries = (yield Reserve(wanted, batch)), list[int]()
     for client, codes in wanted.items():
@@ -106,15 +106,15 @@ def _asked(wanted: Held, pools: Pools, batch: int, held: Held) -> Generator[Rese
     return entries
 
 
-def _joined(held: Held, epoch: Epoch, pools: Pools, fewest: int) -> Reserving:
+def _join(held: Held, epoch: Epoch, pools: Pools, fewest: int) -> Reserving:
     """Reserve anew, with clients that join those of a batch, until they are enough or nobody is left to join."""
     newcomers = Newcomers(epoch, pools)
     while 0 < len(held) < fewest and (wanted := newcomers.join(held, fewest)) is not None:
         for client, codes in held.items():
             pools.give_back(client, codes)
         count, held, epoch.batches = sum(map(len, held.values())), {}, epoch.batches + 1
-        entries = yield from _asked(wanted, pools, epoch.batches, held)
-        newcomers.heard(wanted, held)
+        entries = yield from _ask(wanted, pools, epoch.batches, held)
+        newcomers.note_answers(wanted, held)
         short = max(count - sum(map(len, held.values())), 0)  # what was to be given beside the schedule need not be
-        held = yield from _reserved(entries[:short], pools, epoch.batches, held)
+        held = yield from _reserve(entries[:short], pools, epoch.batches, held)
     return held

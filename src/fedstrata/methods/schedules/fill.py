@@ -47,7 +47,7 @@ def fill(
         epoch.batches += 1
         epoch.over += len(entries)  # trained on, given up, or left out
         while entries:
-            entries = _asked(entries, pools, stock, replacement, filled)
+            entries = _ask(entries, pools, stock, replacement, filled)
         count = len(clients) - start
         if count >= least:
             filled.sizes.append(count)
@@ -71,7 +71,7 @@ def _add(filled: Filled, epoch: Epoch, pools: Pools, stretch: Stretch) -> None:
     epoch.over += len(stretch.strata)
 
 
-def _asked(
+def _ask(
     entries: list[int], pools: Pools, stock: Sequence[dict[int, int]], replacement: bool, filled: Filled
 ) -> list[int]:
     """Choose a client for every entry and see what it has; give the entries that were refused."""
@@ -88,7 +88,7 @@ def _asked(
             refused.append(place)
     again: list[int] = []
     if refused:
-        again, entries, clients = _sorted_out(entries, clients, refused, list(order), pools, filled)
+        again, entries, clients = _sort_out(entries, clients, refused, list(order), pools, filled)
     code = {}
     for stratum, samples in Counter(entries).items():
         pools.count(stratum, samples)
@@ -98,7 +98,7 @@ def _asked(
     return again
 
 
-def _sorted_out(
+def _sort_out(
     entries: list[int], clients: list[int], refused: list[int], order: list[int], pools: Pools, filled: Filled
 ) -> tuple[list[int], list[int], list[int]]:
     """Take refusals out: give entries to ask for again, and those that were served with their clients.

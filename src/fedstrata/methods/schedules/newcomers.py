@@ -48,7 +48,7 @@ class Newcomers:
             wanted[one.client] = [one.code]
         return wanted
 
-    def heard(self, wanted: Mapping[int, list[int]], held: Mapping[int, list[int]]) -> None:
+    def note_answers(self, wanted: Mapping[int, list[int]], held: Mapping[int, list[int]]) -> None:
         """Remember who has begun which pass of its own, and who could not."""
         passes = self._pools.supply.passes
         for client, codes in wanted.items():

@@ -46,9 +46,9 @@ def take_stretch(
     there = np.unique(strata).tolist()
     if not whole or not all(pools.ready(stratum) for stratum in there):
         return None
-    clients = _chosen(pools, strata, chances[:whole], there)
+    clients = _choose_clients(pools, strata, chances[:whole], there)
     pairs = strata * (width := int(clients.max()) + 1) + clients
-    served = whole if replacement else _served(pools, stock, pairs, width) // size * size
+    served = whole if replacement else _count_served(pools, stock, pairs, width) // size * size
     if not served:
         return None
     pools.draws.skip(served)
@@ -57,7 +57,7 @@ def take_stretch(
     return Stretch(strata[:served], clients[:served], size, refused=served < whole)
 
 
-def _chosen(pools: Pools, strata: np.ndarray, chances: np.ndarray, there: list[int]) -> np.ndarray:
+def _choose_clients(pools: Pools, strata: np.ndarray, chances: np.ndarray, there: list[int]) -> np.ndarray:
     """Choose a client for every entry."""
     clients = np.empty(len(strata), dtype=np.int64)
     for stratum in there:
@@ -67,7 +67,7 @@ def _chosen(pools: Pools, strata: np.ndarray, chances: np.ndarray, there: list[i
     return clients
 
 
-def _served(pools: Pools, stock: Sequence[dict[int, int]], pairs: np.ndarray, width: int) -> int:
+def _count_served(pools: Pools, stock: Sequence[dict[int, int]], pairs: np.ndarray, width: int) -> int:
     """Return how many entries come before the first that is refused."""
     counts = np.bincount(pairs)
     left = np.zeros_like(counts)  # what a client has left of a stratum

@@ -97,7 +97,7 @@ class Pools:
         turns = self._turns[stratum]
         client = None if turns is None else turns.next()
         while client is None:  # those who are believed to be used up have yet to say so
-            turns = self._turns[stratum] = self._made_turns(stratum, pool)
+            turns = self._turns[stratum] = self._make_turns(stratum, pool)
             client = turns.next()
         return client
 
@@ -186,7 +186,7 @@ class Pools:
             if (turns := self._turns[stratum]) is not None:
                 turns.leave(client)
 
-    def _made_turns(self, stratum: int, pool: list[int]) -> Turns:
+    def _make_turns(self, stratum: int, pool: list[int]) -> Turns:
         """Begin with what is left; by `weighted`, or where nothing is, with what there was."""
         assert self.counts is not None
         counts = dict(zip(pool, np.maximum(self.counts[pool, stratum], 1).tolist(), strict=True))

@@ -41,10 +41,10 @@ class Clusters:
 def find_clusters(vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Log) -> Clusters:
     """Return the best of `repeats` clusterings into k clusters, or into as many as the elbow says."""
     with threadpool_limits(1):  # the products are small: more threads wait for each other, and change the last bit
-        return _found(vectors, k, rule, repeats, rng, note)
+        return _search(vectors, k, rule, repeats, rng, note)
 
 
-def _found(vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Log) -> Clusters:
+def _search(vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Log) -> Clusters:
     fitted = _sample(vectors, max(FITTED, 10 * (k or 0)), rng)
     distinct = len(np.unique(fitted, axis=0))
     curve: dict[int, float] = {}

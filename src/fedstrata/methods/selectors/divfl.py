@@ -65,7 +65,7 @@ class DivFl(Selector):
 
     def init(self, view: View) -> Collected:
         """Remember nothing."""
-        looked_at = self._looked_at(view.client_info.clients, view.k)
+        looked_at = self._look_at(view.client_info.clients, view.k)
         if looked_at == view.client_info.clients:
             instead = "Set method.selector.stochastic, such as 0.001, to look at that share of clients for each pick"
             refuse_beyond(self.LIMIT, view, "DivFl", instead)
@@ -89,7 +89,7 @@ class DivFl(Selector):
         elif self.start == "all":
             asked = ids[~state.asked[ids]].tolist()
         yield from self._collect(state, view, asked)
-        updates, looked_at = state.last.of(ids), self._looked_at(len(ids), view.k)
+        updates, looked_at = state.last.of(ids), self._look_at(len(ids), view.k)
         if len(ids) <= self.LIMIT:
             apart = lengths(updates, updates)
             picks = greedy(len(ids), view.k, lambda some: apart[:, some], looked_at, view.rng("select"))
@@ -122,7 +122,7 @@ class DivFl(Selector):
     def _remember(self, state: Collected, view: View, reports: Sequence[Report]) -> None:
         state.last.keep(sketch({report.client: report.aggregated["update"] for report in reports}, self.sketch, view))
 
-    def _looked_at(self, clients: int, k: int) -> int:
+    def _look_at(self, clients: int, k: int) -> int:
         return clients if not self.stochastic else min(clients, max(k, int(self.stochastic * clients + 1e-9)))
 
 

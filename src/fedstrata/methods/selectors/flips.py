@@ -79,7 +79,7 @@ class Flips(Selector):
 
     def select(self, state: Fairness, view: View) -> list[int]:
         """Take k clients from the clusters in turn, and extras where clients were missing."""
-        here = self._refreshed(state, view).only(view.eligible)
+        here = self._refresh_members(state, view).only(view.eligible)
         chosen = self._pick(state, here, view.k)
         return chosen + (self._extras(state, view, here, chosen) if self.over_provision else [])
 
@@ -140,7 +140,7 @@ class Flips(Selector):
 
     # ---- clusters
 
-    def _refreshed(self, state: Fairness, view: View) -> Members:
+    def _refresh_members(self, state: Fairness, view: View) -> Members:
         """Return the members of clusters, found anew where something was told since. Fairness is kept."""
         client_info = view.client_info
         told = client_info.counts if client_info.clusters is None else client_info.clusters

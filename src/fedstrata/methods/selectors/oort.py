@@ -142,7 +142,7 @@ class Oort(Selector):
         worth *= slowness(state.duration[unknown], preferred, self.penalty)
         wanted = min(k - len(state.exploited), len(unknown))
         best = _highest(worth, view.client_info.key[unknown], min(self.window * wanted, len(unknown)))
-        explored = unknown[best][_drawn(rng, worth[best], wanted)]
+        explored = unknown[best][_draw(rng, worth[best], wanted)]
 
         picked = np.concatenate([state.exploited, explored])
         if (short := min(k, len(ids)) - len(picked)) > 0:  # fewer unexplored clients are there than may be explored
@@ -173,7 +173,7 @@ class Oort(Selector):
         place = min(wanted, len(known) - 1)
         cut = -np.partition(-scores, place)[place] * self.cut_off
         pool = np.flatnonzero(scores >= cut)
-        return np.asarray(known[pool][_drawn(rng, scores[pool], wanted)])
+        return np.asarray(known[pool][_draw(rng, scores[pool], wanted)])
 
     def preferred(self, state: Experience) -> float:
         """Return the duration above which clients are penalised."""
@@ -229,7 +229,7 @@ def _floor(value: float, most: int) -> int:
     return min(int(value + 1e-9), most)
 
 
-def _drawn(rng: Rng, weights: np.ndarray, count: int) -> np.ndarray:
+def _draw(rng: Rng, weights: np.ndarray, count: int) -> np.ndarray:
     """Draw positions without replacement, in proportion to weights: the first to arrive at these rates."""
     if not count:
         return np.zeros(0, dtype=np.int64)

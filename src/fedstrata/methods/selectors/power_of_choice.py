@@ -65,7 +65,7 @@ class PowerOfChoice(Selector):
         if state is not None:
             loss = {client: float(state.last[client]) for client in drawn.tolist()}
         else:
-            loss = yield from self._probed(view, drawn)
+            loss = yield from self._probe(view, drawn)
         known = {client: -np.inf if np.isnan(value) else value for client, value in loss.items()}
         highest_first = sorted(known, key=lambda client: (-known[client], view.client_info.key[client]))
         return highest_first[: view.k] + self._unheard(view, drawn, known)
@@ -79,7 +79,7 @@ class PowerOfChoice(Selector):
         """Read what probes tell."""
         return ("probed_loss",) if kind in self.programs else ()
 
-    def _probed(self, view: View, drawn: np.ndarray) -> Generator[Step, Outcome, dict[int, float]]:
+    def _probe(self, view: View, drawn: np.ndarray) -> Generator[Step, Outcome, dict[int, float]]:
         """Ask candidates for their loss, and others in the place of those who do not answer."""
         kind = "probe-batch-loss" if self.loss == "batch" else "probe-loss"
         loss: dict[int, float] = {}

@@ -139,7 +139,7 @@ class Tifl(Selector):
 
     def feedback(self, state: Tiers, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Note how each tier does on its own test data; look every few rounds whether that helped."""
-        measured = self._measured(state, scores)
+        measured = self._measure(state, scores)
         if not any(o.reports for o in outcomes if o.step.combine) or np.isnan(measured).all():
             return  # nothing new is known, which is not the same as no progress
         state.accuracy = np.where(np.isnan(measured), state.accuracy, measured)
@@ -151,7 +151,7 @@ class Tifl(Selector):
             state.probability = change_probabilities(state.accuracy, state.credits)
         state.before, state.looked = state.accuracy.copy(), view.round
 
-    def _measured(self, state: Tiers, scores: Scores) -> np.ndarray:
+    def _measure(self, state: Tiers, scores: Scores) -> np.ndarray:
         """Return the mean accuracy of each tier in this round; NaN where nobody of it was tested."""
         clients = np.array(list(scores.clients), dtype=np.int64)
         own = np.array(list(scores.clients.values()), dtype=np.float64)

@@ -81,11 +81,11 @@ def by_group(groups: Sequence[np.ndarray], clients: np.ndarray, sizes: np.ndarra
     heavy_first = sorted(range(len(rest)), key=lambda i: (-int(rest[i][1].sum()), -len(rest[i][0]), i))
     kept, poured = heavy_first[:left][::-1], heavy_first[left:][::-1]
     shuffled = [rng.permutation(len(rest[i][0])) for i in poured]
-    fill = _joined([(rest[i][0][order], rest[i][1][order]) for i, order in zip(poured, shuffled, strict=True)])
+    fill = _join([(rest[i][0][order], rest[i][1][order]) for i, order in zip(poured, shuffled, strict=True)])
     for i in kept:
         now, fill = _cut(*fill, capacity - int(rest[i][1].sum()))
         line += [rest[i], now]
-    positions, poured_masses = _joined(line)
+    positions, poured_masses = _join(line)
     return Urns(clients[positions], poured_masses, capacity, count)
 
 
@@ -100,6 +100,6 @@ def _cut(positions: np.ndarray, masses: np.ndarray, mass: int) -> tuple[Content,
     return (positions[left > 0], left[left > 0]), (positions[right > 0], right[right > 0])
 
 
-def _joined(parts: Sequence[Content]) -> Content:
+def _join(parts: Sequence[Content]) -> Content:
     empty = np.zeros(0, dtype=np.int64)
     return np.concatenate([empty, *(p for p, _ in parts)]), np.concatenate([empty, *(m for _, m in parts)])
