@@ -107,20 +107,8 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     if still_open := open_stages(experiment):
         raise RequestError(f'method.name = "{method.name}" has still to choose its {", ".join(still_open)}')
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
-    driver = make("drivers", method.driver, "method.driver")
-    schedule = make("schedules", method.schedule, "method.schedule")
-    sampler = make("samplers", method.sampler, "method.sampler")
-    if schedule.sampler is None and not isinstance(schedule, Unscheduled):
-        raise broken(schedule, "sampler", "is None, so that nothing follows this schedule; derive it from Stratified")
-    if experiment.privacy.labels != "none":
-        schedule = schedule.hiding_counts()
-    if schedule.sampler is not None:
-        driver = driver.following(schedule)
-        if federation.moves is not None and schedule.rounds_per_epoch > 1:
-            raise RequestError(
-                f"method.schedule.rounds_per_epoch = {schedule.rounds_per_epoch}: where data drift or stream, "
-                "an epoch is one round, because what a client holds changes in between; use 1"
-            )
+    driver, scheduled, sampler_asked = _follow_schedule(experiment, federation)
+    sampler = scheduled or sampler_asked
     selector = make("selectors", method.selector, "method.selector")
     corrections = _corrections(method.corrections)
     combiner = make("combiners", method.combiner, "method.combiner")
@@ -131,7 +119,8 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     server_steps |= {"server_step": server_step, **{n: p for n, p in corrections.items() if isinstance(p, ServerStep)}}
     system = _devices(experiment, len(federation))
     at_server: list[ServerSide] = [driver, selector, combiner, system, *server_steps.values()]
-    _check_wishes([*at_server, schedule.sampler or sampler])
+    with_programs: list[Sampler | ServerSide] = [sampler, *at_server]
+    _check_wishes(with_programs)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
     sample = inputs(federation.trial(), dtype)
     build = _builder(experiment.model, federation, streams, module, sample)
@@ -145,12 +134,12 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
         build=build,
         head=head,
         inputs=inputs,
-        sampler=schedule.sampler or sampler,
+        sampler=sampler,
         parts=_with_meters(corrections, optimizer, at_server),
         optimizer=optimizer,
         programs={
             kind: program
-            for part in [schedule.sampler or sampler, *at_server]  # a driver may do it otherwise
+            for part in with_programs  # a driver may do it otherwise
             for kind, program in part.programs.items()
         },
         epochs=train.epochs,
@@ -171,11 +160,31 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
         space=ParameterSpace.of(network, head),
         rounds=train.rounds,
         clients_per_round=train.clients_per_round,
-        sampler_asked=sampler,
+        sampler_asked=sampler_asked,
         needs_of_recipe=registry.find("methods", method.name, "method.name").needs,
     )
     plan.check()
     return replace(plan, why_not_fused=_why_not_fused(experiment, plan))
+
+
+def _follow_schedule(experiment: Experiment, federation: FederationInfo) -> tuple[Driver, Sampler | None, Sampler]:
+    """Return the driver, which follows the schedule if there is one, the schedule's sampler, and that asked for."""
+    method = experiment.method
+    driver = make("drivers", method.driver, "method.driver")
+    schedule = make("schedules", method.schedule, "method.schedule")
+    sampler = make("samplers", method.sampler, "method.sampler")
+    if schedule.sampler is None and not isinstance(schedule, Unscheduled):
+        raise broken(schedule, "sampler", "is None, so that nothing follows this schedule; derive it from Stratified")
+    if experiment.privacy.labels != "none":
+        schedule = schedule.hiding_counts()
+    if schedule.sampler is not None:
+        driver = driver.following(schedule)
+        if federation.moves is not None and schedule.rounds_per_epoch > 1:
+            raise RequestError(
+                f"method.schedule.rounds_per_epoch = {schedule.rounds_per_epoch}: where data drift or stream, "
+                "an epoch is one round, because what a client holds changes in between; use 1"
+            )
+    return driver, schedule.sampler, sampler
 
 
 def _find_head(experiment: Experiment, network: nn.Module, sample: torch.Tensor, classes: int) -> str:

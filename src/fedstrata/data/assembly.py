@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -15,8 +16,8 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.ownership import copy_rows, deal_samples, owner_names, read_holders, take_for_server
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.preprocessing import Preprocessing
-from fedstrata.data.reading import read_samples, refuse_mixed_pixels
-from fedstrata.data.scaling import Scale, bring_to_scale, to_be_scaled
+from fedstrata.data.reading import Label, Samples, read_samples, refuse_mixed_pixels
+from fedstrata.data.scaling import Part, Scale, Scaled, bring_to_scale, to_be_scaled
 
 
 def assemble(
@@ -45,15 +46,7 @@ def assemble(
     if not len(samples):
         raise RequestError("there are no samples")
     streams = Streams(seed)
-    if isinstance(test, tuple):
-        test_samples, _ = read_samples(*test, classes=classes, gaps=gaps)
-        if len(test_samples):
-            refuse_mixed_pixels({"the training set": samples.x.dtype, "the test set": test_samples.x.dtype})
-        train_rows, test_rows = np.arange(len(samples)), np.arange(len(test_samples))
-    else:
-        test_samples, codes = samples, samples.y.numpy()
-        train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
-
+    train_rows, test_samples, test_rows = _split_off_test(samples, classes, test, gaps, streams)
     train_rows, held = take_for_server(proxy, train_rows, samples.y.numpy(), streams)
     if clients is None or isinstance(clients, int | Integral):
         deal = deal_samples(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
@@ -72,28 +65,53 @@ def assemble(
         test_samples, test_split = copy_rows(samples, test_rows), test_split.numbered(test_rows)
     if not len(split.rows):
         raise RequestError("no client has any training samples")
-    inputs = inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0)
-    proxies = copy_rows(samples, held)
-    told = None
-    if scale is not None and not scaled:
-        preprocessing = to_be_scaled(scale, samples.x.numpy(), preprocessing or Preprocessing())
-    elif scale is not None:
-        parts = (samples, split), (test_samples, test_split), (proxies, None)
-        done = bring_to_scale(scale, parts, preprocessing or Preprocessing())
-        samples, test_samples, proxies = done.parts
-        inputs, preprocessing, told = done.inputs, done.preprocessing, done.told
+    parts = (samples, split), (test_samples, test_split), (copy_rows(samples, held), None)
+    done = _scale(scale, scaled, parts, inputs, preprocessing)
+    train, test_samples, proxies = done.parts
     return {
-        "train": samples,
+        "train": train,
         "test": test_samples,
         "train_split": split,
         "test_split": test_split,
         "classes": classes,
         "left_out": len(train_rows) - len(split.rows),
         "notes": notes,
-        "inputs": inputs,
+        "inputs": done.inputs,
         "proxy": proxies if len(held) else None,
-        "preprocessing": preprocessing or Preprocessing.of(inputs, samples.x.shape[1:]),
-        "features_told": told,
+        "preprocessing": done.preprocessing,
+        "features_told": done.told,
         "unscaled": None if scaled else scale,
         "names": names,
     }
+
+
+def _split_off_test(
+    samples: Samples, classes: tuple[Label, ...], test: tuple[Any, ...] | float, gaps: bool, streams: Streams
+) -> tuple[np.ndarray, Samples, np.ndarray]:
+    """Return the rows to train on, and test samples with their rows: of the same samples where some are held out."""
+    if not isinstance(test, tuple):
+        labels = samples.y.numpy()
+        train_rows, test_rows = hold_out(np.arange(len(labels)), labels, test, streams("hold-out"))
+        return train_rows, samples, test_rows
+    given, _ = read_samples(*test, classes=classes, gaps=gaps)
+    if len(given):
+        refuse_mixed_pixels({"the training set": samples.x.dtype, "the test set": given.x.dtype})
+    return np.arange(len(samples)), given, np.arange(len(given))
+
+
+def _scale(
+    scale: Scale | None,
+    scaled: bool,
+    parts: Sequence[Part],
+    inputs: Inputs | None,
+    preprocessing: Preprocessing | None,
+) -> Scaled:
+    """Bring samples to one scale, if they shall be; else say what is done to them anyway, or is still to be done."""
+    samples, whole = parts[0][0], [own for own, _ in parts]
+    inputs = inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0)
+    if scale is None:
+        return Scaled(whole, inputs, preprocessing or Preprocessing.of(inputs, samples.x.shape[1:]), None)
+    asked = preprocessing or Preprocessing()
+    if not scaled:
+        return Scaled(whole, inputs, to_be_scaled(scale, samples.x.numpy(), asked), None)
+    return bring_to_scale(scale, parts, asked)
