@@ -59,6 +59,16 @@ def test_the_root_holds_no_modules_of_its_own():
     assert all((folder / "__init__.py").exists() for folder in folders)
 
 
+@pytest.mark.parametrize("room", ["core", "data", "deploy", "remote", "runs/compare"])
+def test_a_large_room_has_a_map(room):
+    """Its docstring names every module and every package in it, and none that is not there."""
+    there = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
+    there |= {f"{path.parent.name}/" for path in (PACKAGE / room).glob("*/__init__.py")}
+    named = re.findall(r"`([\w/]+)`", ast.get_docstring(CODE[PACKAGE / room / "__init__.py"]))
+    assert {name for name in named if name not in there} == set()
+    assert there - {*named} == set()
+
+
 def test_core_client_and_server_name_no_method():
     methods = {*RECIPES, "prox", "yogi", "adagrad", "stratify", "stratified", "bias-aware", "fedga"}
     wanted = {method: f"_{method.replace('-', '_')}_" for method in methods}
