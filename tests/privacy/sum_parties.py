@@ -83,14 +83,14 @@ def run_sum(w, values, weights=None, stops=None, until=None, hand=plain):
                 hand(partial(take, i), said[up][i])
 
     def masked(i, data):
-        return w.members[i].masked(data, values[i])
+        return w.members[i].mask(data, values[i])
 
-    go(0, "", dict.fromkeys(w.members, b""), ADVERTISE, lambda i, _: w.members[i].advertise(), w.server.advertised)
+    go(0, "", dict.fromkeys(w.members, b""), ADVERTISE, lambda i, _: w.members[i].advertise(), w.server.take_keys)
     rest = (
-        (KEYS, w.server.keys, SHARES, lambda i, data: w.members[i].share(data), w.server.shared),
-        (DELIVERY, partial(w.server.deliveries, weights), INPUT, masked, w.server.masked),
-        (SURVIVORS, w.server.survivors, AGREE, lambda i, data: w.members[i].agree(data), w.server.agreed),
-        (AGREED, w.server.agreements, REVEAL, lambda i, data: w.members[i].reveal(data), w.server.revealed),
+        (KEYS, w.server.pass_keys, SHARES, lambda i, data: w.members[i].share(data), w.server.take_shares),
+        (DELIVERY, partial(w.server.deliver_shares, weights), INPUT, masked, w.server.add_words),
+        (SURVIVORS, w.server.name_survivors, AGREE, lambda i, data: w.members[i].agree(data), w.server.take_agreement),
+        (AGREED, w.server.pass_agreements, REVEAL, lambda i, data: w.members[i].reveal(data), w.server.take_reveal),
     )
     for step, (down, tell, *up) in enumerate(rest, 1):
         if until is None or step < until:

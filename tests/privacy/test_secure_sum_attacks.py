@@ -144,11 +144,11 @@ def test_point_of_low_order_is_refused():
 def test_weights_outside_0_to_1_are_refused(weight):
     w = world(3)
     run_sum(w, {}, until=2)
-    delivery = w.server.deliveries(dict.fromkeys(range(3), weight))[0]
+    delivery = w.server.deliver_shares(dict.fromkeys(range(3), weight))[0]
     with pytest.raises(RefusedError, match="outside 0 to 1"):
-        w.members[0].masked(delivery, np.zeros(4))
+        w.members[0].mask(delivery, np.zeros(4))
     with pytest.raises(RefusedError, match="once, and in its turn"):  # there is no second try
-        w.members[0].masked(from_server(DELIVERY, struct.pack("<d", 1.0)), np.zeros(4))
+        w.members[0].mask(from_server(DELIVERY, struct.pack("<d", 1.0)), np.zeros(4))
 
 
 ALL_ON_ONE = {0: 1.0, 1: 0.0, 2: 1e-4, 3: 0.0, 4: 1e-4}
@@ -162,7 +162,7 @@ def test_a_sum_in_which_one_weighs_all_is_not_unmasked():
         with pytest.raises(RefusedError, match="fewer than 3 clients have any weight"):
             member.agree(from_server(SURVIVORS, pack_fields(range(5))))
     with pytest.raises(UnrecoverableError, match="fewer than 3 clients have any weight"):
-        w.server.survivors()
+        w.server.name_survivors()
 
 
 def test_those_who_make_a_sum_heavy_enough_must_be_in_it():
@@ -177,10 +177,10 @@ def test_weights_other_than_all_were_told_are_refused():
     """Everybody is told that all weigh alike; but to whom is this so?"""
     w = world(5)
     run_sum(w, {}, until=2)
-    deliveries = w.server.deliveries(ALL_ON_ONE)
+    deliveries = w.server.deliver_shares(ALL_ON_ONE)
     for member in range(1, 5):
         with pytest.raises(RefusedError, match="another one than all members were told of"):
-            w.members[member].masked(deliveries[member], np.zeros(4))
+            w.members[member].mask(deliveries[member], np.zeros(4))
 
 
 def test_members_that_are_told_different_weights_share_no_keys():
@@ -206,27 +206,28 @@ def test_shares_that_were_exchanged_are_refused():
     boxes = {i: listed(fields_in(w, said, SHARES, i), range(4)) for i in range(4)}
     false = {1: boxes[1][2], 2: boxes[2][0], 3: boxes[3][0]}  # of 1, the one for 2
     with pytest.raises(RefusedError, match="changed on the way"):
-        w.members[0].masked(from_server(DELIVERY, struct.pack("<d", 1.0), *listing(false)), np.zeros(4))
+        w.members[0].mask(from_server(DELIVERY, struct.pack("<d", 1.0), *listing(false)), np.zeros(4))
 
 
 def test_second_input_is_refused():
     w, values = world(3), numbers(3, 4)
     said = run_sum(w, values, until=3).said
     with pytest.raises(RefusedError, match="once, and in its turn"):
-        w.members[0].masked(said[DELIVERY][0], values[0])
+        w.members[0].mask(said[DELIVERY][0], values[0])
 
 
 def test_messages_of_another_job_are_refused():
     values = numbers(4, 4)
     old = run_sum(world(4), values).said
-    downs = [(KEYS, "share"), (DELIVERY, "masked"), (SURVIVORS, "agree"), (AGREED, "reveal")]
+    downs = [(KEYS, "share"), (DELIVERY, "mask"), (SURVIVORS, "agree"), (AGREED, "reveal")]
     for step, (kind, act) in enumerate(downs, 1):
         new = world(4, job=OTHER_JOB)
         run_sum(new, values, until=step)
         more = [values[0]] if kind == DELIVERY else []
         with pytest.raises(RefusedError, match="job"):
             getattr(new.members[0], act)(old[kind][0], *more)
-    ups = [(ADVERTISE, "advertised"), (SHARES, "shared"), (INPUT, "masked"), (AGREE, "agreed"), (REVEAL, "revealed")]
+    takes = ("take_keys", "take_shares", "add_words", "take_agreement", "take_reveal")
+    ups = list(zip((ADVERTISE, SHARES, INPUT, AGREE, REVEAL), takes, strict=True))
     for step, (kind, take) in enumerate(ups):
         new = world(4, job=OTHER_JOB)
         run_sum(new, values, stops={0: step}, until=step + 1)
@@ -273,10 +274,10 @@ def test_repeated_messages_are_refused_by_the_server():
 
 def test_messages_before_their_time_are_refused():
     w, said = world(3), run_sum(world(3), numbers(3, 4)).said
-    for take, kind in ((w.server.shared, SHARES), (w.server.masked, INPUT), (w.server.agreed, AGREE)):
+    for take, kind in ((w.server.take_shares, SHARES), (w.server.add_words, INPUT), (w.server.take_agreement, AGREE)):
         with pytest.raises(RefusedError):
             take(0, said[kind][0])
-    for act in (w.server.survivors, w.server.agreements, w.server.total):
+    for act in (w.server.name_survivors, w.server.pass_agreements, w.server.total):
         with pytest.raises((RefusedError, UnrecoverableError)):
             act()
     with pytest.raises(RefusedError, match="in its turn"):
@@ -289,7 +290,7 @@ def test_member_that_gives_false_shares_is_found_out(missing, byte):
     w = world(4)
 
     def hand(act, data):
-        if act.args != (0,) or act.func != w.server.revealed:
+        if act.args != (0,) or act.func != w.server.take_reveal:
             return act(data)
         shares = listed(open_frame(data, w.key_directory, REVEAL, JOB, 0).fields, range(4))
         false = bytearray(shares[1])

@@ -257,9 +257,9 @@ def test_late_input_stays_masked():
     size = 60_000
     w, values = world(5, size), numbers(5, size)
     told = run_sum(w, values, stops={3: 2})
-    late = w.members[3].masked(told.said[DELIVERY][3], values[3])
+    late = w.members[3].mask(told.said[DELIVERY][3], values[3])
     with pytest.raises(RefusedError, match="not what comes next"):
-        w.server.masked(3, late)
+        w.server.add_words(3, late)
     words = words_of(open_frame(late, w.key_directory, INPUT, JOB, 3).fields[0])
     key = recover_secret(revealed(w, told.said, 3), w.task.threshold)
     half = Agreement(3, X25519PrivateKey.from_private_bytes(key))

@@ -63,7 +63,7 @@ class RunningTask:
         if self._participant is not None:  # how many values they are of tells how many samples this site gives
             told, brought = (
                 0.0,
-                self._participant.masked_tensor(torch.cat([values.double().reshape(-1), _double(count)])),
+                self._participant.mask_tensor(torch.cat([values.double().reshape(-1), _double(count)])),
             )
         self._out.put((MET, pack({"what": what, "count": told}, {"values": brought})))
         if (met := self._back.get()) is None:

@@ -55,7 +55,7 @@ class SiteFeatures:
             words = to_words(numbers[None], question.counts)[0]
         except RequestError as error:
             raise RefusedError(str(error)) from None
-        return (self._met(read_values(place), invitation).masked(words, encoding=WHOLE).tobytes(),)
+        return (self._met(read_values(place), invitation).mask(words, encoding=WHOLE).tobytes(),)
 
     def _of(self, run: str) -> FeatureQuestions:
         if run not in self._questions:

@@ -199,7 +199,7 @@ class SitePrivacy:
             self._tested.sent(participant.keys)
         except RefusedError:
             return b""
-        return participant.masked(figures).tobytes()
+        return participant.mask(figures).tobytes()
 
     def participant(self, invitation: bytes) -> Participant:
         """Join the all-reduce for which this site sent its key."""
@@ -276,7 +276,7 @@ class SitePrivacy:
         member, participant = self._member
         if what == b"tell":
             return (member.cluster(asked),)
-        return (participant.masked(member.contribution(asked)).tobytes(),)
+        return (participant.mask(member.contribution(asked)).tobytes(),)
 
     def _tell_enclave(self, step: bytes, data: bytes) -> tuple[bytes]:
         if step == SUBMIT:

@@ -63,7 +63,7 @@ class Participant:
         """Everybody who is there, by public key."""
         return [self._key_directory.clients[client] for client in self.present]
 
-    def masked(self, values: Any, present: Collection[int] | None = None, encoding: Encoding = WIDE) -> np.ndarray:
+    def mask(self, values: Any, present: Collection[int] | None = None, encoding: Encoding = WIDE) -> np.ndarray:
         """Return the words of flat numbers, under a mask with everybody who is still present; by default with all."""
         there = self.present if present is None else present
         if len(set(there)) < FEWEST or not set(there) <= {self.me, *self._pairs}:
@@ -75,9 +75,9 @@ class Participant:
         add_streams(words, plus, minus)
         return words
 
-    def masked_tensor(self, values: Tensor) -> Tensor:
+    def mask_tensor(self, values: Tensor) -> Tensor:
         """Do the same for a tensor; words travel as whole numbers of its shape."""
-        return torch.from_numpy(self.masked(values.detach().reshape(-1)).view(np.int64)).reshape(values.shape)
+        return torch.from_numpy(self.mask(values.detach().reshape(-1)).view(np.int64)).reshape(values.shape)
 
 
 def invite(
@@ -140,7 +140,7 @@ class MaskedAllReduce:
     def sum(self, brought: Mapping[int, Any]) -> np.ndarray:
         """Add up flat arrays, by their owners."""
         return add_words(
-            [self._participants[client].masked(values, brought.keys()) for client, values in brought.items()]
+            [self._participants[client].mask(values, brought.keys()) for client, values in brought.items()]
         )
 
 

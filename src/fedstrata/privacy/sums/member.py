@@ -87,7 +87,7 @@ class SumMember:
             boxes[other] = wrap(pair.wrap, self._me, other, seeds[other] + secrets[other], pair.bound_to)
         return self._sent(SHARES, listing(boxes))
 
-    def masked(self, delivery: bytes, values: Any) -> bytes:
+    def mask(self, delivery: bytes, values: Any) -> bytes:
         """Weight and mask an array; `delivery` holds the weight and what the neighbours dealt."""
         fields = self._take(delivery, DELIVERY)
         weight, boxes = self._weight(fields[:1]), listed(fields[1:], self._pairs)

@@ -62,11 +62,12 @@ def carry_out(
             except RefusedError as error:
                 refuse(client, error)
 
-    exchange("advertise", dict.fromkeys(members, b""), server.advertised)
-    exchange("share", server.keys(), server.shared)
-    exchange("masked", server.deliveries({member: weights.get(member, 0.0) for member in members}), server.masked)
-    exchange("agree", server.survivors(), server.agreed)
-    exchange("reveal", server.agreements(), server.revealed)
+    all_weights = {member: weights.get(member, 0.0) for member in members}
+    exchange("advertise", dict.fromkeys(members, b""), server.take_keys)
+    exchange("share", server.pass_keys(), server.take_shares)
+    exchange("masked", server.deliver_shares(all_weights), server.add_words)
+    exchange("agree", server.name_survivors(), server.take_agreement)
+    exchange("reveal", server.pass_agreements(), server.take_reveal)
     return SecureSum(server.total(), dict(up), dict(down))
 
 
@@ -75,7 +76,7 @@ def act(member: SumMember, step: str, message: bytes, values: Any) -> bytes:
     acts: dict[str, Callable[[], bytes]] = {
         "advertise": member.advertise,
         "share": lambda: member.share(message),
-        "masked": lambda: member.masked(message, values),
+        "masked": lambda: member.mask(message, values),
         "agree": lambda: member.agree(message),
         "reveal": lambda: member.reveal(message),
     }

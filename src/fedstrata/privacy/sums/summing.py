@@ -59,19 +59,19 @@ class Summing:
         self._shares: dict[int, list[tuple[int, bytes]]] = {member: [] for member in task.members}
         self._words = np.zeros(task.size, task.encoding.dtype)
 
-    def advertised(self, member: int, data: bytes) -> None:
+    def take_keys(self, member: int, data: bytes) -> None:
         """Take a member's public keys."""
         fields = fields_of(self._take(ADVERTISE, member, data), 4, 32, 32, 32, 32)
         if fields[0] != self._task.digest:
             raise RefusedError(f"member {member} was told another task")
         self._frames[member], self._advertised[member] = data, fields
 
-    def keys(self) -> dict[int, bytes]:
+    def pass_keys(self) -> dict[int, bytes]:
         """Tell every member who its neighbours are."""
         self._ends(ADVERTISE, self._frames)
         return {member: self._sent(KEYS, listing(self._of_near(member, self._frames))) for member in self._frames}
 
-    def shared(self, member: int, data: bytes) -> None:
+    def take_shares(self, member: int, data: bytes) -> None:
         """Take the shares that a member dealt; nobody but their receivers can read them."""
         near = self._of_near(member, self._frames)
         boxes = listed(self._take(SHARES, member, data), near)
@@ -79,7 +79,7 @@ class Summing:
             raise RefusedError(f"member {member} did not deal shares to all of its neighbours")
         self._boxes[member] = boxes
 
-    def deliveries(self, weights: Mapping[int, float]) -> dict[int, bytes]:
+    def deliver_shares(self, weights: Mapping[int, float]) -> dict[int, bytes]:
         """Tell every member its weight and hand it its shares."""
         self._ends(SHARES, self._boxes)
         sent = {}
@@ -88,7 +88,7 @@ class Summing:
             sent[member] = self._sent(DELIVERY, (struct.pack("<d", weights[member]), *listing(boxes)))
         return sent
 
-    def masked(self, member: int, data: bytes) -> None:
+    def add_words(self, member: int, data: bytes) -> None:
         """Add a member's masked words."""
         if member not in self._boxes:
             raise RefusedError(f"member {member} dealt no shares")
@@ -96,7 +96,7 @@ class Summing:
         self._words += np.frombuffer(field, self._words.dtype)
         self._survivors.append(member)
 
-    def survivors(self) -> dict[int, bytes]:
+    def name_survivors(self) -> dict[int, bytes]:
         """Tell who is in the sum."""
         if len(self._survivors) < FEWEST:
             raise UnrecoverableError(f"{len(self._survivors)} inputs arrived: fewer than {FEWEST} are not summed")
@@ -107,7 +107,7 @@ class Summing:
         told = self._sent(SURVIVORS, (pack_fields(self._survivors),))
         return dict.fromkeys(self._survivors, told)
 
-    def agreed(self, member: int, data: bytes) -> None:
+    def take_agreement(self, member: int, data: bytes) -> None:
         """Take a member's agreement with the list."""
         open_tensors, *rest = self._take(AGREE, member, data) or (b"",)
         if open_tensors != sha256(pack_fields(self._survivors)).digest():
@@ -118,7 +118,7 @@ class Summing:
             raise RefusedError(f"member {member} did not tell all of its neighbours that it agrees")
         self._agreed[member] = told
 
-    def agreements(self) -> dict[int, bytes]:
+    def pass_agreements(self) -> dict[int, bytes]:
         """Show every member that its neighbours saw the same list."""
         self._ends(AGREE, self._agreed)
         sent = {}
@@ -127,7 +127,7 @@ class Summing:
             sent[member] = self._sent(AGREED, listing(told))
         return sent
 
-    def revealed(self, member: int, data: bytes) -> None:
+    def take_reveal(self, member: int, data: bytes) -> None:
         """Take a member's shares of its neighbours' secrets."""
         shares = listed(self._take(REVEAL, member, data), self._of_near(member, self._boxes))
         fields_of(tuple(shares.values()), len(shares), *[SHARE] * len(shares))
