@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedstrata.deploy import answering, objects_under_way
+from fedstrata.deploy import answering, objects_under_way, run_process
+from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.remote.site_socket import WAKE, Door
 
 
@@ -86,6 +87,22 @@ def test_a_site_that_hears_of_a_run_is_woken_and_looks_again_at_once(tmp_path_fa
     assert slept == [answering.AT_ONCE, 3, answering.AT_ONCE, 3]
 
 
+@pytest.mark.parametrize("name", ["flwr.supernode.fleet_http_connection", run_process.RUNNER], ids=["site", "run"])
+def test_a_heartbeat_that_is_refused_is_not_the_last_one(capsys, name):
+    module = SimpleNamespace(HeartbeatSender=pytest.importorskip(name).HeartbeatSender)
+    beat_on(module)
+    answers = [True, RuntimeError("500: the disk is full"), RuntimeError("500 again"), False, True]
+
+    def beat():
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    sender = module.HeartbeatSender(beat)
+    assert [sender.heartbeat_fn() for _ in range(5)] == [True, False, False, False, True]  # False: again soon
+    assert capsys.readouterr().out == "a heartbeat was refused, and is tried again: 500: the disk is full\n"
+
+
 def test_objects_that_are_under_way_are_asked_for_again_soon(monkeypatch):
     objects = pytest.importorskip("flwr.supercore.inflatable.inflatable_utils")
     monkeypatch.setattr(objects.pull_objects, "__kwdefaults__", dict(objects.pull_objects.__kwdefaults__))
@@ -110,6 +127,7 @@ def test_no_port_is_opened_and_another_version_of_flower_is_noticed():
     wraps = (
         answering.without_port,
         answering.hear,
+        beat_on,
         lambda module: answering.look_often(module, threading.Event()),
         lambda module: answering.answer_here(module, None),
     )

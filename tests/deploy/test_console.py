@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from deployed import a_run, a_server
@@ -13,6 +16,7 @@ from rich.console import Console
 from fedstrata.cli import console
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
+from fedstrata.core.file_lock import take_lock
 from fedstrata.deploy import logs, overview, run_queue, server, site_reports, state, submit
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.board_console import BoardConsole
@@ -20,6 +24,7 @@ from fedstrata.deploy.run_queue import tickets, turn
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 from fedstrata.deploy.submit import Submission
 from fedstrata.remote import waiting_note
+from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.orders import FILE, StoppedError
 from fedstrata.remote.waiting_note import WaitingNote
 
@@ -99,13 +104,20 @@ class Waited:
         self.something.set()
 
 
-def test_a_run_keeps_its_turn_while_it_goes_on_without_the_command_that_asked_for_it(there, tmp_path):
-    run = a_run(tmp_path / "one", 2)
-    with run.locked():
-        with turn(asked(there, run.path), print):
-            pass  # killed, as it were
-        assert [t.number for t in tickets(there.folder)] == [1]
-        assert overview.run_state(there, tickets(there.folder)[0]) == "2 rounds done"
+def test_a_run_keeps_its_turn_while_its_process_goes_on_without_the_command_that_asked_for_it(there, tmp_path):
+    with turn(asked(there, tmp_path / "one"), print) as ticket:
+        config = RunConfig.of(replace(asked(there, tmp_path / "one"), ticket=ticket.id).config(tmp_path / "e.toml"))
+        process = take_lock(Path(config.turn))
+    assert [t.number for t in tickets(there.folder)] == [1], "it waits for its sites: there is no run folder yet"
+    assert overview.run_state(there, tickets(there.folder)[0]) == "waits for sites to begin"
+    with (
+        pytest.raises(RequestError, match=r"--out = .* is taken by run 1"),
+        turn(asked(there, tmp_path / "one"), print),
+    ):
+        pass
+    a_run(tmp_path / "one", 2)
+    assert overview.run_state(there, tickets(there.folder)[0]) == "2 rounds done"
+    os.close(process)
     assert tickets(there.folder) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata.core import files
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import client, flower, state
 from fedstrata.remote.policy.rules import SitePolicy
@@ -203,6 +205,19 @@ def test_without_flower_the_extra_is_named(cli, monkeypatch, args):
     code, out, err = cli("deploy", *args)
     assert (code, out) == (2, "")
     assert 'pip install "fedstrata[flower]"' in err
+
+
+def test_a_command_that_finds_a_full_disk_ends_with_one_line(cli, flower_is_there, monkeypatch):
+    def full(path, *_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write_atomically", full)
+    words = ("--insecure", "--server", "127.0.0.1:1", "--site", "a", "--data", "digits")
+    code, _, err = cli("deploy", "client", *words)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    assert "attend.json cannot be written: No space left on device; make room" in line
 
 
 def test_a_port_that_is_taken_is_refused(cli, flower_is_there):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -10,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import keys, logs
+from fedstrata.deploy import keys, logs, roll_watch
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.shut_out import RevokedError
@@ -147,6 +148,35 @@ def test_a_server_that_runs_takes_in_a_later_roll_and_says_what_it_refuses(own, 
         *[("roll_refused", "warning", 2)] * 3,
     ]
     assert [line["why"] for line in lines[2:]] == ["the roll cannot be read", "roll 1 is older"]
+
+
+def test_a_roll_that_cannot_be_carried_out_yet_is_tried_again_and_the_server_goes_on(own, tmp_path, monkeypatch):
+    said, done, kept = [], [], tmp_path / "state"
+    kept.mkdir()
+    logs.keep_log(kept)
+    watch = RollWatch(own / "server", kept, said.append)
+    monkeypatch.setattr(roll_watch, "AGAIN", 0.0)
+    watch.turn(lambda roll: done.append(roll.serial))
+    assert (done, said) == ([], [])
+    Authority.open(own).revoke("c")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(roll_watch, "write_atomically", full)
+        for _ in range(3):
+            watch.turn(lambda roll: done.append(roll.serial))
+    assert (watch.roll.serial, done) == (1, [])
+    for _ in range(3):
+        watch.turn(full)
+    assert watch.roll.serial == 2
+    for _ in range(2):
+        watch.turn(lambda roll: done.append(roll.serial))
+    assert done == [2], "once"
+    why = "the roll beside the keys is not carried out yet, which is tried again: [Errno 28] No space left on device"
+    assert said == [why, f"roll 2 of {watch.roll.issued} is taken in"]
+    assert Roll.read((kept / FILE).read_bytes()).serial == 2
 
 
 def test_a_roll_that_is_half_written_ends_neither_a_run_nor_a_server(own, tmp_path):

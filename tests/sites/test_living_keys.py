@@ -71,6 +71,18 @@ def test_in_a_run_that_goes_on_a_site_is_added_one_revoked_and_one_gets_new_keys
     assert sites.commands["b"].said.count("a roll of the server is refused: roll 1 is not newer than roll 2") <= 1
 
 
+def test_a_site_whose_key_was_renewed_while_its_server_was_down_hears_so_when_that_is_back(changing):
+    sites, authority, _ = changing
+    sites.commands["server"].kill()
+    Authority.open(authority).renew("a")
+    shutil.copy(authority / "ca/roll.json", authority / "server/roll.json")
+    sites.start_server()
+    sites.commands["a"].ends(77)
+    assert "does not take its key any more" in sites.commands["a"].said
+    sites.start_site("a")
+    assert all(sites.commands[site].process.poll() is None for site in "bc"), "others come back by themselves"
+
+
 def logged(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 

@@ -35,6 +35,7 @@ from fedstrata.cli import (
 from fedstrata.cli import list as listing
 from fedstrata.cli.completing import answering_bash
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.files import disk_is_full
 from fedstrata.core.origin import find_own_parts_in
 
 app = typer.Typer(
@@ -94,3 +95,9 @@ def main() -> None:
     except FedstrataError as error:
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        where = f"{error.filename} cannot be written: " if error.filename else ""
+        print(f"error: {where}{error.strerror}; make room, and give the command again", file=sys.stderr)
+        sys.exit(1)

@@ -19,6 +19,7 @@ from typing import Any
 from fedstrata.core.parent_line import end_with_parent
 from fedstrata.deploy.answering import answer_here, hear, look_often, without_port
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.objects_under_way import ask_again_soon
 
 COMPONENTS = {
@@ -54,6 +55,7 @@ def main() -> None:
         read, ignored = connection.fab_from_proto, runs.RunNotRunningException
         answer_here(node, import_module(COMPONENTS["clientapp"].partition(":")[0]).app)
         look_often(node, hear(connection))
+        beat_on(connection)
         without_port(import_module("flwr.supernode.cli.flower_supernode"))
         ask_again_soon()
     except (AttributeError, KeyError) as error:

@@ -7,14 +7,18 @@ not while the server is down.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy.certificate_watch import CertificateWatch
 from fedstrata.deploy.logs import note
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.roll import FILE, Roll, RollError, UnreadableRollError
+
+AGAIN = 5.0  # seconds until what failed is tried again
 
 
 class RollWatch:
@@ -25,15 +29,35 @@ class RollWatch:
         self._certificates = CertificateWatch(keys, say)
         self._credentials = Credentials.load(keys, kept)
         self._half: tuple[int, int] | None = None  # a file that could not be read, and may be half written
+        self._undone, self._failed, self._next = False, "", 0.0  # of carrying out the roll that holds
         self._seen = self._look()
         self._look_beside()
-        self._keep()
+        self._keep(self.roll)
         self._certificates.turn()
 
     @property
     def roll(self) -> Roll:
         """The one that holds."""
         return self._credentials.roll
+
+    def turn(self, carry_out: Callable[[Roll], None]) -> None:
+        """Take in a later roll, and have it carried out.
+
+        What fails, as on a full disk, is said and tried again: the run that goes on must not end with it.
+        """
+        if time.monotonic() < self._next:
+            return
+        try:
+            self._undone = self.changed() or self._undone
+            if self._undone:
+                carry_out(self.roll)
+            self._undone, self._failed = False, ""
+        except (OSError, FedstrataError) as error:
+            self._next = time.monotonic() + AGAIN
+            if str(error) != self._failed:
+                self._failed = str(error)
+                self._say(f"the roll beside the keys is not carried out yet, which is tried again: {error}")
+                note("roll_waits", logging.WARNING, roll=self.roll.serial, why=str(error))
 
     def changed(self) -> bool:
         """Take in what lies there now, if it is later and signed; say so, and say why not.
@@ -52,11 +76,12 @@ class RollWatch:
             self._seen = seen
             self._refuse(f"a roll is refused: {error}", str(error))
             return False
+        if later is not self._credentials:
+            self._keep(later.roll)  # first: where there is no room for it, it is taken in later
         self._seen = seen
         if later is self._credentials:
             return False
         self._credentials = later
-        self._keep()
         self._say(f"roll {self.roll.serial} of {self.roll.issued} is taken in")
         note("roll_taken_in", roll=self.roll.serial, issued=self.roll.issued)
         return True
@@ -78,9 +103,9 @@ class RollWatch:
         self._say(said)
         note("roll_refused", logging.WARNING, roll=self.roll.serial, why=why)
 
-    def _keep(self) -> None:
-        if self.roll.serial:
-            write_atomically(self._kept / FILE, self.roll.write())
+    def _keep(self, roll: Roll) -> None:
+        if roll.serial:
+            write_atomically(self._kept / FILE, roll.write())
 
     def _look(self) -> tuple[int, int] | None:
         try:

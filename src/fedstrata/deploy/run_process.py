@@ -13,9 +13,11 @@ from importlib import import_module
 
 from fedstrata.core.quick_imports import quick_imports
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.objects_under_way import ask_again_soon
 
-FLOWER = ("flwr.superlink.runtime", "flwr.superlink.cli", "httpcore")  # its command, and what its requests go through
+RUNNER = "flwr.superlink.runtime.run_serverapp"
+FLOWER = (RUNNER, "flwr.superlink.cli", "httpcore")  # its command, and what its requests go through
 NEEDED = ("fedstrata.remote.session", "fedstrata.remote.flower.server_app", "fedstrata.remote.flower.stream")
 WARM = 120.0  # seconds that it waits for a task
 
@@ -26,6 +28,7 @@ def main() -> None:
         for name in (*FLOWER, *NEEDED):
             import_module(name)
     ask_again_soon()
+    beat_on(import_module(RUNNER))
     there, _, _ = select.select([sys.stdin], [], [], WARM)
     line = sys.stdin.readline() if there else ""
     if line:  # what Flower's own command is told; the token stands in no list of processes

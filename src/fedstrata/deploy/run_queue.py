@@ -1,8 +1,10 @@
 """Runs that were asked for, in the order in which they were: one goes on, the others wait for their turn.
 
     FOLDER/queue/NUMBER.json    what was asked for; NUMBER.lock is held by whoever asked, while he is there
+                NUMBER.run     held by the run's own process
 
-A run whose command was killed may still go on at the server; it keeps its turn as long as it does.
+A run whose command was killed may still go on at the server, or wait for its sites; it keeps its turn as long as it
+does, and operators can stop it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from fedstrata.core.json_log import FILE as LOG
 from fedstrata.core.json_log import append_event
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.server import FederationServer
-from fedstrata.deploy.state import QUEUE
+from fedstrata.deploy.state import QUEUE, turn_of
 from fedstrata.deploy.submit import Submission, over, roll_of
 from fedstrata.remote.orders import FILE, RunControl, StoppedError
 from fedstrata.runs.folder import Run
@@ -102,7 +104,7 @@ def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
         yield ticket
     finally:
         os.close(lock)
-        if not Run(submission.path).running:
+        if not _alive(folder / f"{number}.json", ticket):
             (folder / f"{number}.json").unlink(missing_ok=True)
 
 
@@ -171,10 +173,9 @@ def find(folder: Path, number: str) -> Ticket:
 
 
 def _alive(file: Path, ticket: Ticket) -> bool:
-    if is_locked(file.with_suffix(".lock")):
-        return True
-    run = Run(Path(ticket.path))
-    return ticket.submitted and not over(run) and run.running
+    return is_locked(file.with_suffix(".lock")) or (
+        is_locked(turn_of(file.parent.parent, ticket.id)) and not over(Run(Path(ticket.path)))
+    )
 
 
 def _write(folder: Path, ticket: Ticket) -> None:

@@ -128,8 +128,8 @@ def serve(asked: FederationServer, say: Say) -> None:
         if server.keys is None:
             say(INSECURE)
         else:
-            rolls = RollWatch(Path(server.keys), folder, say)
-            register(server, keys.nodes(Path(server.keys), rolls.roll), say)
+            rolls, own = RollWatch(Path(server.keys), folder, say), Path(server.keys)
+            register(server, keys.nodes(own, rolls.roll), say)
         write_atomically(folder / "server.json", json.dumps(asdict(server)).encode())
         say(next_steps(server))
         note("server_started", version=__version__, keys=server.keys is not None, sites=sorted(server.nodes()))
@@ -138,8 +138,8 @@ def serve(asked: FederationServer, say: Say) -> None:
             time.sleep(0.5)
             watch.turn()
             cut_printed(folder)
-            if server.keys is not None and rolls.changed():
-                register(server, keys.nodes(Path(server.keys), rolls.roll), say)
+            if server.keys is not None:
+                rolls.turn(lambda roll: register(server, keys.nodes(own, roll), say))
         note("server_ended_by_itself", logging.ERROR)
         raise FedstrataError(f"the server ended by itself; the end of {log}:\n{tail(log)}")
 

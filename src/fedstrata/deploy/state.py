@@ -84,6 +84,11 @@ def site_name(name: str, key: str = "--site") -> str:
     return name
 
 
+def turn_of(server: Path, ticket: str) -> Path:
+    """Return what a run's process keeps locked, beside the ticket with which it was asked for."""
+    return server / QUEUE / f"{ticket}.run"
+
+
 def address(text: str, key: str = "--server") -> tuple[str, int]:
     """Read HOST:PORT; an IPv6 address stands in brackets."""
     host, _, port = text.rpartition(":")

@@ -100,6 +100,7 @@ class Submission:
             news=str(self.news),
             server=str(server.folder),
             ticket=self.ticket,
+            turn=str(state.turn_of(server.folder, self.ticket)) if self.ticket else "",
             folder=str(Path.cwd()),
         ).dump()
 

@@ -69,6 +69,7 @@ class RunConfig:
     news: FileName = ""  # for what happens before there is a run folder
     server: FileName = ""  # where the server keeps its things: what operators say, how sites are doing
     ticket: Word = ""  # by which operators know the run
+    turn: FileName = ""  # locked while the run goes on, also without the command that asked for it
     folder: FileName = ""  # where the run was asked for: relative paths and parts of one's own are found from there
 
     @classmethod

@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.file_lock import take_lock
 from fedstrata.core.json_log import FILE, append_event
 from fedstrata.core.origin import find_own_parts_in
 from fedstrata.remote.coming_sites import ANYBODY, ComingSites
@@ -51,6 +52,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run(grid: Grid, asked: RunConfig, run: str) -> None:
+    if asked.turn:
+        take_lock(Path(asked.turn))  # until this process ends
     if asked.folder:
         os.chdir(asked.folder)
         find_own_parts_in(asked.folder)
