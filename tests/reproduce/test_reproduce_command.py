@@ -37,8 +37,8 @@ def test_a_table_is_run_kept_and_shown(typed, tmp_path):
     again = typed("run", "X1", "-q")
     assert "0 runs done" in again.output
     shown = typed("show", "X1")
-    assert "setting   method  paper" in shown.output
-    assert "few       fedavg  50.00" in shown.output
+    assert "setting  method   paper" in shown.output
+    assert "few      fedavg   50.00" in shown.output
     assert "runs: 28 of 28" in shown.output
     assert "verdict: " in shown.output
     told = json.loads(typed("show", "X1", "--json").output)
@@ -54,7 +54,9 @@ def test_a_table_is_run_kept_and_shown(typed, tmp_path):
     assert typed("page").exit_code == 0
     assert "| [X1](fedbss.md#x1-table-1-digits) |" in (tmp_path / "docs/papers/README.md").read_text()
     assert "| few | fedavg | 50.00 |" in (tmp_path / "docs/papers/fedbss.md").read_text()
-    assert "<td>50.00</td>" in (tmp_path / "papers.html").read_text()
+    html = (tmp_path / "papers.html").read_text()
+    assert '<td class="word">few</td><td class="word">fedavg</td><td>50.00</td>' in html
+    assert '<td class="word">few</td><td class="word">fedprox</td><td>52.00</td>' in html  # rows can be sorted
     assert "| `fedstrata reproduce run X1` |" in (tmp_path / "README.md").read_text()
 
 

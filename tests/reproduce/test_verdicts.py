@@ -259,6 +259,17 @@ def test_damaged_results_are_refused(tmp_path, text):
         methods_beside(TABLE, tmp_path)
 
 
+def test_where_a_table_is_broken_every_part_names_setting_and_method(tmp_path):
+    own = results(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)})
+    lines = text_of(own, judge({"X1": own})["X1"], 60).splitlines()
+    parts = [at for at, line in enumerate(lines) if line.startswith("setting ")]
+    assert len(parts) > 1
+    for at in parts:
+        assert lines[at].split()[:2] == ["setting", "method"]
+        assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["few", "fedprox"]
+        assert lines[at + 1].index("fedavg") == lines[at + 2].index("fedprox")  # words stand at the left
+
+
 def test_settings_are_told_in_few_words(tmp_path):
     own = Results(find_table("B2"), tmp_path)
     shown = text_of(own, judge({"B2": own})["B2"], 400)

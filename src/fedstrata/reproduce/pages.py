@@ -174,11 +174,15 @@ def _section(own: Judged) -> Iterator[str]:
     yield f'<h3 id="{anchor}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
     yield "".join(f"<p>{escape(said)}</p>" for said in describe(own.results, own.verdict))
     for title, grid in grids_of(own.results):
-        head = "".join(f'<th scope="col">{escape(column)}</th>' for column in grid.titles)
-        rows = ""
+        kinds = [' class="word"' if at < grid.words else "" for at in range(len(grid.titles))]
+        head = "".join(
+            f'<th scope="col"{kind}>{escape(column)}</th>' for column, kind in zip(grid.titles, kinds, strict=True)
+        )
+        rows, named = "", ""
         for at, line in enumerate(grid.lines):
-            cells = (_strong(escape(cell), (at, c) in grid.best) for c, cell in enumerate(line))
-            rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+            named = line[0] or named  # every line has its setting, as readers may sort them
+            cells = (_strong(escape(cell), (at, c) in grid.best) for c, cell in enumerate([named, *line[1:]]))
+            rows += f"<tr>{''.join(f'<td{kind}>{cell}</td>' for cell, kind in zip(cells, kinds, strict=True))}</tr>"
         yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(f"{table.id}, {title}")}"><table>'
         yield f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     remarks = "".join(line for head, items in _remarks(own) for line in _listed(head, items))

@@ -33,6 +33,7 @@ from fedstrata.runs.metrics import HIGHER, Metric
 
 TUNED = "settings chosen on samples that clients held out of their training data"
 WIDTH = 80  # of a terminal that does not say
+ROOM = 25  # columns that figures need beside the names of a line
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
@@ -283,16 +284,21 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def in_blocks(grid: Grid, width: int) -> list[str]:
-    """Write a grid below itself, as many columns at a time as fit; the first column comes again with each."""
+    """Write a grid below itself, as many columns at a time as fit; those that name a line come again with each.
+
+    Where they leave no room for figures, it is the first alone.
+    """
     lines = [
         [_bold(cell, (at, c) in grid.best, "{}*") for c, cell in enumerate(line)] for at, line in enumerate(grid.lines)
     ]
-    marked = Grid(grid.heads, lines)
+    marked = Grid(grid.heads, lines, words=grid.words)
+    names = list(range(grid.words))
+    names = names if _width(marked.take(names)) <= width - ROOM else names[:1]
     text: list[str] = []
-    left = list(range(1, len(grid.titles)))
+    left = list(range(len(names), len(grid.titles)))
     while left:
-        many = next((n for n in range(len(left), 1, -1) if _width(marked.take([0, *left[:n]])) <= width), 1)
-        text += [*([""] if text else []), *aligned(marked.take([0, *left[:many]]))]
+        many = next((n for n in range(len(left), 1, -1) if _width(marked.take([*names, *left[:n]])) <= width), 1)
+        text += [*([""] if text else []), *aligned(marked.take([*names, *left[:many]]))]
         left = left[many:]
     return text
 
