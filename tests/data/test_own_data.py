@@ -465,6 +465,7 @@ def test_imported_data_is_loaded_by_its_name():
     assert set(arrays.groups) == {"h0", "h1", "h2", "h3"}
     refused(r'data.client: data.path = "patients" was imported, which settled it', path="patients", client="site")
     refused(r'data.path = "patient" is unknown \(did you mean "patients"\?\)', path="patient")
+    refused(r'data.path = "patient.csv" does not exist', path="patient.csv")
     for name in ("../up", "", ".hidden", "a b"):
         with pytest.raises(RequestError, match="allowed: letters, digits"):
             keep(name, Own("t.csv"))

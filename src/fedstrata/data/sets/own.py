@@ -196,7 +196,7 @@ class Own(DataSet):
 
     def _nowhere(self) -> RequestError:
         imported = [name.removeprefix(KEY) for name in store.names() if name.startswith(KEY)]
-        if not imported or "/" in self.path:
+        if not imported or "/" in self.path or Path(self.path).suffix in (".npz", *TABLES):
             return RequestError(f'data.path = "{self.path}" does not exist, and no data was imported under that name')
         return unknown_name("data.path", self.path, imported)
 
