@@ -313,6 +313,8 @@ def test_the_source_is_left_as_it_was(source, key, value):
         ("method.name=fedprox method.corrections.0=scaffold", "corrections", ["scaffold"]),
         ("method.name=fedprox method.corrections=[]", "corrections", []),
         ("method.corrections=['prox','scaffold']", "corrections", ["prox", "scaffold"]),
+        ("method.corrections=prox,scaffold", "corrections", ["prox", "scaffold"]),
+        ("method.corrections=prox method.corrections.0.mu=0.5", "corrections", [PROX | {"mu": 0.5}]),
         ("method.corrections=['prox'] method.corrections.0.mu=0.5", "corrections", [PROX | {"mu": 0.5}]),
         ("method.name=fedyogi", "server_step", YOGI),
         ("method.name=fedyogi method.server_step.lr=0.5", "server_step", YOGI | {"lr": 0.5}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import mmap
+import re
 import sys
 from pathlib import Path
 
@@ -276,9 +277,7 @@ def test_where_text_is_missing_its_features_are_0_in_training_and_in_use():
 @pytest.mark.parametrize(("values", "rows"), [(21, 41), (60, 60)])
 def test_text_with_a_value_of_its_own_in_most_rows_is_no_feature(values, rows):
     """Numbers of patients and dates became up to 100 features."""
-    text = "visit,label\n" + "".join(
-        f"2024-{1 + i % values // 28:02}-{1 + i % values % 28:02},{i % 2}\n" for i in range(rows)
-    )
+    text = "visit,label\n" + "".join(f"P{i % values:03},{i % 2}\n" for i in range(rows))
     Path("t.csv").write_text(text)
     refused(rf'visit is text with {values} different values in {rows} rows: .* data.drop = \["visit"\]', path="t.csv")
 
@@ -432,7 +431,7 @@ def test_a_size_is_only_for_folders_of_images():
 def test_folders_that_are_refused():
     picture("a/cat/1.png")
     picture("a/dog/1.png", size=(5, 4))
-    refused(r"different sizes: cat/1.png is 6 x 4, dog/1.png is 5 x 4; give a size", path="a")
+    refused(r"different sizes: cat/1.png is 6 x 4, dog/1.png is 5 x 4; give a size .* data.size = 4", path="a")
     assert Own(path="a", size=8, test=0.0).load().x.shape == (2, 3, 8, 8)
     picture("b/cat/1.png")
     picture("b/dog/far/1.png")
@@ -466,6 +465,7 @@ def test_imported_data_is_loaded_by_its_name():
     assert set(arrays.groups) == {"h0", "h1", "h2", "h3"}
     refused(r'data.client: data.path = "patients" was imported, which settled it', path="patients", client="site")
     refused(r'data.path = "patient" is unknown \(did you mean "patients"\?\)', path="patient")
+    refused(r'data.path = "patient.csv" does not exist', path="patient.csv")
     for name in ("../up", "", ".hidden", "a b"):
         with pytest.raises(RequestError, match="allowed: letters, digits"):
             keep(name, Own("t.csv"))
@@ -498,6 +498,33 @@ def test_clients_that_a_column_names_keep_their_rows_unless_something_else_is_as
         }.items()
     }
     assert kind == {"nothing": "natural", "clients": "dirichlet-class", "partition": "iid"}
+
+
+@pytest.mark.parametrize(
+    "day", ["2024-{:02}-01", "{}/1/2024", "1.{}.2024", "2024/{}/1 12:30", "2024-{:02}-01T12:30:59.5Z"]
+)
+def test_dates_are_no_categories_however_few_they_are(day):
+    """A model that knows four days as categories is of no use on the fifth."""
+    rows = [f"{i},{day.format(i % 4 + 1)},v1.{i % 3}.20,{i % 2}" for i in range(40)]
+    Path("t.csv").write_text("\n".join(["a,day,version,label", *rows]))
+    first = day.format(1)
+    refused(rf'column day holds dates, such as "{re.escape(first)}": .*data.drop = \["day"\]', path="t.csv")
+    assert Own("t.csv", drop=("day",)).load().x.shape == (32, 4)  # versions are categories
+
+
+def test_all_columns_that_are_no_features_are_named_at_once_with_those_left_out_already():
+    rows = [f"{i},P{i:03},2024-01-{i % 28 + 1:02},x,{i % 2}" for i in range(60)]
+    Path("t.csv").write_text("\n".join(["a,patient,day,ward,label", *rows]))
+    said = (
+        r"column patient is text with 60 different values in 60 rows, column day holds dates, such as "
+        r'"2024-01-01": .*data.drop = \["ward", "patient", "day"\]'
+    )
+    refused(said, path="t.csv", drop=("ward",))
+
+
+def test_text_in_another_encoding_is_refused_with_what_to_do():
+    Path("t.csv").write_bytes("name,label\nMüller,1\n".encode("latin-1"))
+    refused("not text in UTF-8: .*iconv -f latin1 -t utf-8 t.csv", path="t.csv")
 
 
 def usual_partition(path):

@@ -34,6 +34,15 @@ def test_pdf_files_have_their_width_and_hold_their_fonts_as_text(small, tmp_path
     assert again[0].read_bytes() == pdf  # the same file every time
 
 
+def test_numbers_below_narrow_bars_do_not_run_into_each_other(small, tmp_path):
+    """Beside the label matrix there is half an inch for how many samples clients hold: room for two numbers."""
+    (path,) = plots.save(few(small, "holds"), tmp_path, "svg", 3.5)
+    svg = path.read_text()
+    bars = svg[svg.index('id="axes_2"') :]
+    bars = bars[: bars.index("samples</text>")]
+    assert 1 <= len(re.findall(r">\d+</text>", bars)) <= 2
+
+
 def test_text_of_svg_files_stays_text(small, tmp_path):
     (path,) = plots.save(few(small, "accuracy"), tmp_path, "svg", 7)
     svg = path.read_text()

@@ -75,7 +75,9 @@ def test_clusters_hold_the_labels_of_their_clients(tmp_path):
     members = np.array(run_data.clusters["members"])
     heat = plots.method(run)[0].data[0]
     assert np.allclose(np.sum(heat.z, axis=1), 1, atol=1e-3)
-    assert [int(re.search(r"(\d+) clients", row)[1]) for row in heat.y] == np.bincount(members).tolist()
+    sizes = np.bincount(members).tolist()
+    assert [int(re.search(r"(\d+) client", row)[1]) for row in heat.y] == sizes
+    assert [" clients, " in row for row in heat.y] == [size > 1 for size in sizes]
 
 
 def test_lost_reports_are_drawn_by_reason(tmp_path):

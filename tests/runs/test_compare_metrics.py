@@ -112,6 +112,17 @@ def test_the_best_of_a_condition_is_the_least_that_was_always_reached():
     assert "**30.0 [20.0, 40.0]**" in markdown(rows)
 
 
+def test_latex_has_what_is_compared_and_what_it_cost_apart():
+    rows = rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Metric("accuracy")])
+    heads = [line for line in latex(rows).splitlines() if line.startswith("method &")]
+    assert heads == [
+        r"method & rounds to 0.8 & over first & p & Holm's p & rank & accuracy \\",
+        r"method & balanced & worst 10 \% & seconds \\",
+    ]
+    assert "quick & 30.0 {\\scriptsize [20.0, 40.0]} & $-$20.0 {\\scriptsize [$-$30.0, $-$10.0]} & 0.25" in latex(rows)
+    assert "time is virtual" not in latex(rows)  # it is the same for all
+
+
 def test_what_a_stage_brings_is_what_it_saves():
     entries = [Entry("whole"), Entry("whole-without-sampler", without="sampler")]
     runs = done(**{"whole": [10.0, 20.0], "whole-without-sampler": [15.0, 26.0]})

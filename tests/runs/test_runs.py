@@ -434,3 +434,19 @@ def test_a_misspelt_curve_is_told_those_that_can_be_drawn(tmp_path):
     assert 'no round has "acuracy" (did you mean "accuracy"?); there are accuracy, ' in str(caught.value)
     offered = str(caught.value).partition("there are ")[2].split(", ")
     assert not {"event", "wall", "steps", "round", "recall"} & set(offered)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ("ab", []),
+        ("abc", ["models were tested on no sample of label c: no figure tells how well they know it"]),
+        ("abcdefgh", ["models were tested on no sample of labels c, d, e, f, g and 1 more: no figure tells"]),
+    ],
+)
+def test_labels_that_no_test_sample_has_are_remarked(tmp_path, labels, said):
+    """Accuracy was 100 % where the only sick patient was a training sample, and nothing said so."""
+    x, y = np.eye(len(labels)).repeat(6, 0), np.repeat(list(labels), 6)
+    federation = Federation.from_arrays(x, y, np.arange(len(y)) % 3, test=(x[:12], y[:12]))
+    run = train(overrides={"train.rounds": 1, "engine.workers": 1}, federation=federation, out=tmp_path / "run")
+    assert [remark[: len(text)] for remark, text in zip(run.summary["remarks"], said, strict=True)] == said

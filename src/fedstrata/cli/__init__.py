@@ -82,9 +82,9 @@ def version(
 
 def main() -> None:
     """Run the command line; errors become a message and an exit code."""
-    for stream in (sys.stdout, sys.stderr):  # what a terminal that is not UTF-8 cannot show becomes "?"
+    for stream in (sys.stdout, sys.stderr):  # where they are not UTF-8, what they cannot write is written as \\xf6
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="backslashreplace")
     find_own_parts_in(os.getcwd())
     typer.core.HAS_RICH = False  # help is plain; typer 0.20, which Flower wants, would print \[required] for rich
     click = getattr(typer.core, "click", None)  # which newer ones do without; it may say by itself what was meant

@@ -88,8 +88,8 @@ def own_options(section: BaseModel, known: Collection[str]) -> dict[str, Any]:
 
 
 def complete_trackers(asked: Any) -> list[dict[str, Any]] | None:
-    """Do the same for trackers: one by its name, several with commas between them, or a list."""
-    specs = tables.merge_lists([], tables.split(asked) if isinstance(asked, str) else asked, "track")
+    """Do the same for trackers."""
+    specs = tables.merge_lists([], asked, "track")
     return [complete("trackers", spec, f"track.{i}") for i, spec in enumerate(specs)] or None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.part import Part
 from fedstrata.core.toml import read_toml
 
+LISTS = {  # what is written into a list, by its key
+    "method.corrections": '[{ kind = "prox" }]',
+    "data.noise": '[{ kind = "label-noise", rate = 0.3 }], or { labels = 0.3 }',
+    "track": '["tensorboard"]',
+}
 METHODS = "a method goes into method.name, and several that are to be compared into methods"
 
 
@@ -148,12 +154,12 @@ def put(table: dict[str, Any], key: str, value: Any) -> None:
     """
     *path, last = key.split(".")
     at: Any = table
-    for name in path:
+    for name, inside in pairwise([*path, last]):
         place = _place(at, name, key)
         if isinstance(at, dict) and at.get(name) is None:
             at[name] = {}
-        if isinstance(at[place], str):
-            at[place] = {"kind": at[place]}
+        if isinstance(at[place], str):  # a place is one of a list
+            at[place] = split(at[place]) if inside.isdigit() else {"kind": at[place]}
         at = at[place]
         if not isinstance(at, dict | list):
             raise RequestError(f"{key} cannot be set: {name} is not a table")
@@ -214,7 +220,7 @@ def merge(base: Any, override: Any, key: str) -> dict[str, Any]:
 
 
 def merge_lists(base: Sequence[Any], override: Any, key: str) -> list[dict[str, Any]]:
-    """Do the same for a list; a table of places, as dotted keys make it, changes single elements."""
+    """Do the same for a list, or names with commas between them; a table of places changes single elements."""
     if override is None:
         return [spec(part, f"{key}.{i}") for i, part in enumerate(base)]
     if isinstance(override, Mapping) and all(place.isdigit() for place in override):
@@ -222,8 +228,10 @@ def merge_lists(base: Sequence[Any], override: Any, key: str) -> list[dict[str, 
         if strange := [place for place in override if int(place) >= len(base)]:
             raise RequestError(f"{key}.{strange[0]}: there is no such place; {_places(len(base))}")
         return [merge(part, change, f"{key}.{i}") for i, (part, change) in enumerate(zip(base, changed, strict=True))]
-    if isinstance(override, str) or not isinstance(override, Sequence):
+    parts = split(override) if isinstance(override, str) else override
+    if override == "" or not isinstance(parts, Sequence):
         raise RequestError(
-            f'{key} = {json.dumps(override, default=str)} is not valid; allowed: a list, such as [{{ kind = "prox" }}]'
+            f"{key} = {json.dumps(override, default=str)} is not valid; allowed: a list, such as "
+            f"{LISTS.get(key, LISTS['method.corrections'])}"
         )
-    return [spec(part, f"{key}.{i}") for i, part in enumerate(override)]
+    return [spec(part, f"{key}.{i}") for i, part in enumerate(parts)]

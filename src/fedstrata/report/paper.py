@@ -229,7 +229,7 @@ def _axes(panel: Any, place: tuple[str, str], layout: Any, heat: bool) -> None:
         if axis.tickformat == ".0%":
             drawn.set_major_formatter(PercentFormatter(1, decimals=0))
         if axis.nticks:
-            drawn.set_major_locator(MaxNLocator(axis.nticks))
+            drawn.set_major_locator(MaxNLocator(max(axis.nticks - 1, 1)))  # which counts what is between two
         if axis.range is not None:
             getattr(panel, f"set_{name}lim")(*axis.range)
         elif axis.rangemode == "tozero" and not heat:

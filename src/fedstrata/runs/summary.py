@@ -35,6 +35,7 @@ from fedstrata.server.metrics import CLIENTS_LISTED
 from fedstrata.server.state import State
 
 FAR = 5  # times a bound: no accident
+FEW = 5  # labels that are named
 
 
 def log_start(session: Session, log: Log) -> None:
@@ -110,6 +111,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "remarks": [
             *([damage] if damage else []),
             *_of_which_round(scored, state.round),
+            *_untested(events, last),
             *_remarks(events, train.lr),
             *worst_told(events),
             *_without_best(session, state),
@@ -196,6 +198,18 @@ def _of_which_round(scored: list[Evaluation], rounds: int) -> list[str]:
         return ["no evaluation was answered: how good the model is, nobody knows"]
     known = scored[-1]["round"]
     return [] if known == rounds else [f"round {rounds} was not evaluated: the figures are those of round {known}"]
+
+
+def _untested(events: list[dict[str, Any]], last: Evaluation) -> list[str]:
+    """Name labels of which no sample is tested: a figure of 100 % says nothing of them."""
+    classes: list[Any] = next(
+        (event["classes"] for event in events if event["event"] == "start" and "classes" in event), []
+    )
+    recall = last.get("recall") or []
+    without = [str(label) for label, own in zip(classes, recall, strict=False) if own is None]
+    more = f" and {len(without) - FEW} more" if len(without) > FEW else ""
+    which = f"label{'s' if len(without) > 1 else ''} {', '.join(without[:FEW])}{more}"
+    return [f"models were tested on no sample of {which}: no figure tells how well they know it"] * bool(without)
 
 
 def _names(session: Session) -> dict[str, Any]:

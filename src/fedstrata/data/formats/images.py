@@ -108,7 +108,7 @@ def read_images(*parts: Sequence[Picture], size: int | None = None, channels: in
                 (h, w), (other_h, other_w) = shape[1:], pixels.shape[1:]
                 raise RequestError(
                     f"images have different sizes: {first.name} is {w} x {h}, {picture.name} is {other_w} x {other_h}; "
-                    "give a size to scale all of them to"
+                    f"give a size to scale all of them to, such as data.size = {min(w, h, other_w, other_h)}"
                 )
             array[row] = pixels
             done += 1

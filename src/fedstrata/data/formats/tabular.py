@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ MOST_VALUES = 100  # of a categorical column: more are names or numbers, not cat
 FEW_VALUES = 20  # up to so many may be categories even where nearly every row has its own
 COMMA = re.compile(r"\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+")  # 50,3 or 1,250.5 or 1.250,5
 QUANTITY = re.compile(r"[+-]?([\d.,]*\d)(\s*)([^\W\d_]+[23²³]?(?:/[^\W\d_]+[23²³]?)?|%|°[CF]?)?")
+DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ]+\d{1,2}:\d{2}.*)?")
 LARGEST = float(np.finfo(np.float32).max)
 Columns = dict[str, np.ndarray]  # numbers with NaN where one is missing, or text with "" there
 
@@ -42,13 +45,18 @@ def read_table(path: Path, label: str, client: str | None, drop: Sequence[str] =
     return read(path, label, client, drop)
 
 
-def settle_columns(table: FeatureTable, fill: float | str | None, path: Path) -> tuple[Column, ...]:
+def settle_columns(
+    table: FeatureTable, fill: float | str | None, path: Path, dropped: Sequence[str] = ()
+) -> tuple[Column, ...]:
     """Say what each column becomes: numbers stay, text is one-hot; refuse what is neither, and gaps nobody fills."""
     gaps: dict[str, int] = {}
+    unfit: dict[str, str] = {}
     columns = []
     for name, found in table.features.items():
         if found.dtype.kind != "f":
-            columns.append(Column(name, _values(name, found, path)))
+            columns.append(Column(name, values := _values(name, found, path)))
+            if why := _no_feature(found, values):
+                unfit[name] = why
             continue  # where text is missing, all of its features are 0
         if (huge := np.abs(found) > LARGEST).any():
             said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
@@ -56,6 +64,13 @@ def settle_columns(table: FeatureTable, fill: float | str | None, path: Path) ->
         columns.append(Column(name, fill=fill))
         if (missing := np.isnan(found)).any():
             gaps[name] = int(missing.sum())
+    if unfit:
+        said = ", ".join(f"column {name} {why}" for name, why in unfit.items())
+        raise RequestError(
+            f"{path}: {said}: names, numbers of patients and dates are no features; make numbers of what tells "
+            "something (years, days since), and leave the others out with data.drop = "
+            f"{json.dumps([*dropped, *unfit], ensure_ascii=False)}"
+        )
     if gaps and fill is None:
         raise RequestError(
             f"{path}: {sum(gaps.values())} values are missing, in {some(list(gaps))}; drop those rows, or fill them "
@@ -98,14 +113,17 @@ def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     if numbers > 0 and numbers * 2 >= len(there):
         row = next((i for i, word in enumerate(found.tolist()) if word and not is_number(word)), 0)
         raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
-    own = len(values) > FEW_VALUES and 2 * len(values) > len(there)  # nearly every row has a value of its own
-    if own or len(values) > MOST_VALUES:
-        most = f" in {len(there)} rows" if own else f", more than {MOST_VALUES}"
-        raise RequestError(
-            f"{path}: column {name} is text with {len(values)} different values{most}: names, numbers of patients and "
-            f'dates are no features; leave it out with data.drop = ["{name}"]'
-        )
     return tuple(values)
+
+
+def _no_feature(found: np.ndarray, values: Sequence[str]) -> str:
+    """Say why a column of text is no feature: it holds dates, or nearly every row has a value of its own."""
+    if 2 * len(dates := [value for value in values if DATE.fullmatch(value)]) > len(values):
+        return f'holds dates, such as "{dates[0]}"'
+    rows = np.count_nonzero(found != "")
+    if len(values) > FEW_VALUES and 2 * len(values) > rows:
+        return f"is text with {len(values)} different values in {rows} rows"
+    return f"is text with {len(values)} different values, more than {MOST_VALUES}" if len(values) > MOST_VALUES else ""
 
 
 def _refuse_quantities(name: str, values: Sequence[str], path: Path) -> None:
@@ -136,7 +154,10 @@ def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not text in UTF-8: {error}") from None
+        raise RequestError(
+            f"{path} is not text in UTF-8: {error}; save it as UTF-8 (in a spreadsheet: CSV UTF-8), or convert it: "
+            f"iconv -f latin1 -t utf-8 {shlex.quote(str(path))} > utf-8.csv"
+        ) from None
     first = text.split("\n", 1)[0]
     if not first.strip():
         raise RequestError(f"{path} is empty, or its first line is: it must name the columns")

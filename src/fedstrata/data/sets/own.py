@@ -190,13 +190,13 @@ class Own(DataSet):
                 return (), images, None
         if path.suffix in TABLES:
             table = read_table(path, self.label or "label", self.client, self.drop or ())
-            columns = settle_columns(table, self.fill, path) if known is None else known
+            columns = settle_columns(table, self.fill, path, self.drop or ()) if known is None else known
             return columns, FilePart(encode_table(table, columns, path), table.labels, table.clients), None
         raise RequestError(f"{path} is not of a known kind; allowed: .npz, .csv, .tsv, .parquet, or a folder of images")
 
     def _nowhere(self) -> RequestError:
         imported = [name.removeprefix(KEY) for name in store.names() if name.startswith(KEY)]
-        if not imported or "/" in self.path:
+        if not imported or "/" in self.path or Path(self.path).suffix in (".npz", *TABLES):
             return RequestError(f'data.path = "{self.path}" does not exist, and no data was imported under that name')
         return unknown_name("data.path", self.path, imported)
 

@@ -30,7 +30,11 @@ def clusters(run_data: RunData) -> go.Figure | None:
     found = np.unique(members[members >= 0])
     counts = np.array([run_data.counts[members == c].sum(0) for c in found], dtype=np.float64)
     times = np.bincount(run_data.client_updates.client[run_data.client_updates.arrived], minlength=len(members))
-    names = [f"{c + 1}: {(members == c).sum()} clients, {times[members == c].sum()} participations" for c in found]
+    counted = [(c + 1, int((members == c).sum()), int(times[members == c].sum())) for c in found]
+    names = [
+        f"{at}: {own} client{'s' * (own > 1)}, {trained} participation{'s' * (trained != 1)}"
+        for at, own, trained in counted
+    ]
     return heat_map(
         counts / np.maximum(counts.sum(1, keepdims=True), 1),
         list(run_data.classes),

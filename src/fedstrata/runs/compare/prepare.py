@@ -161,7 +161,10 @@ def make_design(
     own = Experiment.of(source, **shared)
     entries, conditions = asked.entries(), asked.list_conditions()
     if not entries and not asked.ablate and conditions == [Condition("")]:
-        raise RequestError("compare needs at least one method")
+        raise RequestError(
+            'compare needs at least one method: --methods fedavg,scaffold, or methods = ["fedavg", "scaffold"] in a '
+            "table [compare] of the experiment"
+        )
     if asked.ablate and len(entries) > 1:
         raise RequestError(f"--ablate takes one method apart, not {len(entries)}: {', '.join(e.name for e in entries)}")
     for setting in (*entries, *conditions):

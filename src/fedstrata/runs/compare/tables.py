@@ -97,9 +97,23 @@ def markdown_grid(grid: Grid) -> str:
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """Write rows for LaTeX with booktabs, a float a table, whose caption says how to read it."""
-    tables = [_float(grid, about) for about, grid in _explained(rows)]
-    return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
+    """Write rows for LaTeX with booktabs, a float a table, whose caption says how to read it.
+
+    A table of all figures is wider than a page: what is compared and what beside it was measured are two.
+    """
+    tables = _explained(rows) if conditions_of(rows) else [*_in_two(rows), *_explained(rows)[1:]]
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(_float(grid, about) for about, grid in tables)
+
+
+def _in_two(rows: Sequence[Row]) -> list[tuple[str, Grid]]:
+    grid, metrics = grid_of_figures(rows), metrics_in(rows)
+    asked = {*(titled(metric.name) for metric in metrics), "over first", "p", "Holm's p", "rank"}
+    outcome = grid.take([c for c, title in enumerate(grid.titles) if c < grid.words or title in asked])
+    beside = grid.take([c for c, title in enumerate(grid.titles) if c < grid.words or title not in asked])
+    about = "; ".join([f"what else was measured: means over {_seeds(rows)}", *_of_columns(rows, beside)])
+    outcome.shared = []  # it stands beside the other costs
+    told = [(legend(rows, metrics[0], outcome), outcome), (about, beside)]
+    return [(about, part) for about, part in told if len(part.titles) > part.words]
 
 
 def _float(grid: Grid, about: str) -> str:
@@ -343,4 +357,5 @@ def _escaped(text: str) -> str:
 
 
 def _small_interval(cell: str) -> str:
-    return re.sub(r" (\[.*\])", r" {\\scriptsize \1}", cell)
+    signed = re.sub(r"(?<!\w)-(?=\d)", "$-$", cell)
+    return re.sub(r" (\[.*\])", r" {\\scriptsize \1}", signed)
