@@ -20,8 +20,8 @@ import torch
 
 import fedstrata
 from benchmarks._rows import row
+from fedstrata.client.products import products_a_sample
 from fedstrata.core import registry
-from fedstrata.engines.local.cost import products_a_sample
 from fedstrata.reproduce.work import BACKWARD, Work
 
 CLIENTS, CLASSES, ROUNDS = 2, 10, 4

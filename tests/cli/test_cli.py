@@ -217,6 +217,26 @@ def test_heavy_imports_wait_until_they_are_needed(code, absent):
     assert done.stdout.strip() == "[]"
 
 
+RUN = "from fedstrata.cli import app; app(['run', '-q', '--json', '--set', 'train.rounds=1'], standalone_mode=False)"
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        (RUN, ["fedstrata.runs.compare", "sklearn", "scipy.stats", "torch._dynamo", "plotly"]),
+        (
+            "import fedstrata.engines.local.worker_process",
+            ["fedstrata.runs.training", "torch._dynamo"],
+        ),
+        ("import fedstrata.runs.compare.worker", ["sklearn", "torch._dynamo", "plotly"]),
+    ],
+)
+def test_what_somebody_waits_for_imports_what_it_needs_and_collects_no_garbage_meanwhile(code, absent, tmp_path):
+    check = f"{code}; import gc, sys; print([m for m in {absent!r} if m in sys.modules], gc.get_freeze_count() > 0)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] True"
+
+
 def test_a_polite_kill_stops_a_background_job_of_a_script(tmp_path):
     """Shells start such jobs with SIGINT ignored; SIGTERM must still work, and say how to go on."""
     command = [sys.executable, "-m", "fedstrata", "run", *ENDLESS, *ALONE]

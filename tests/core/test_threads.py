@@ -125,3 +125,34 @@ def test_large_batches_share_the_cores_and_single_samples_do_not(method, workers
     finally:
         torch.set_num_threads(before)
     assert set(SEEN) == {expected}
+
+
+class Watched(torch.nn.Module):
+    """Notes how many threads it is evaluated with."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.fc, self.head = torch.nn.Linear(784, width), torch.nn.Linear(width, 3)
+
+    def forward(self, x):
+        if not self.training:
+            SEEN.append(torch.get_num_threads())
+        return self.head(self.fc(x.flatten(1)))
+
+
+@pytest.mark.parametrize(("width", "expected"), [(4, 1), (2000, 2)])
+def test_a_tiny_model_is_evaluated_with_one_thread(width, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(of_threads, "cores", lambda: 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    asked = {"train.rounds": 1, "train.clients_per_round": 1, "engine.vmap": "never"}
+
+    def watch(event):
+        if event["event"] == "engine":  # what looked at the model before has nothing to do with it
+            SEEN.clear()
+
+    try:
+        train(overrides=asked, federation=images(), model=Watched(width), out=tmp_path / "r", watch=watch)
+    finally:
+        torch.set_num_threads(before)
+    assert SEEN[-1] == expected

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedstrata.client.products import products_a_sample
 from fedstrata.core.errors import FedstrataError
 from fedstrata.engines.local import client_states
 from fedstrata.engines.local.client_states import ClientStateStore
-from fedstrata.engines.local.cost import products_a_sample
 from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.engines.local.gpu import GpuPool
 

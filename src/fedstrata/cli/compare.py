@@ -17,6 +17,7 @@ from fedstrata.cli import compare_options as options
 from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
+from fedstrata.core.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from fedstrata.runs.compare import Comparison, ComparisonRequest
@@ -56,8 +57,9 @@ def compare(
 
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
-    from fedstrata.runs.compare import Comparison, ComparisonRequest
-    from fedstrata.runs.compare.tune import Tune
+    with quick_imports():
+        from fedstrata.runs.compare import Comparison, ComparisonRequest
+        from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
     check_running(jobs, minutes, engine, shard, table or ())

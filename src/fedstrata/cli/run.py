@@ -15,6 +15,7 @@ import typer
 from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.core.errors import RequestError
+from fedstrata.core.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from fedstrata.runs.folder import Run
@@ -70,10 +71,11 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a model over a federation."""
-    from fedstrata.config import tables
-    from fedstrata.runs.progress import reporter
-    from fedstrata.runs.training import resume as resume_run
-    from fedstrata.runs.training import train
+    with quick_imports():
+        from fedstrata.config import tables
+        from fedstrata.runs.progress import reporter
+        from fedstrata.runs.training import resume as resume_run
+        from fedstrata.runs.training import train
 
     if resume is not None and (experiment or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file and --out")
@@ -163,8 +165,7 @@ def stop_cleanly() -> None:
 
 def _said(key: str, value: Any) -> str:
     """Write a figure for people: shares in percent, bytes in their unit; `--json` has it in full."""
-    from fedstrata.runs.compare.grid import write_bytes, write_seconds
-    from fedstrata.runs.metrics import write_share
+    from fedstrata.runs.metrics import write_bytes, write_seconds, write_share
 
     if isinstance(value, dict):  # by target
         spent = {target: "never" if one is None else _said(key, one) for target, one in value.items()}

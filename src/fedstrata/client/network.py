@@ -39,8 +39,8 @@ class Network(nn.Module):
         if x.ndim != 4 or x.is_cuda:
             return x
         if self._channels_last is None:
-            self._channels_last = self._takes(x[:1].contiguous(memory_format=torch.channels_last))
-        return x.contiguous(memory_format=torch.channels_last) if self._channels_last else x
+            self._channels_last = self._takes(with_channels_last(x[:1]))
+        return with_channels_last(x) if self._channels_last else x
 
     def _takes(self, x: Tensor) -> bool:
         """Try: a module that flattens with `view` wants its images as they come."""
@@ -66,6 +66,14 @@ class Network(nn.Module):
         assert self._features is not None
         features, self._features = self._features, None
         return features.to(logits.dtype), logits
+
+
+def with_channels_last(x: Tensor) -> Tensor:
+    """Lay images out so; where there is one channel, nothing moves, and strides alone tell convolutions what to do."""
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    height, width = x.shape[2:]
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
 
 
 def logits_of(answer: Any) -> Tensor:

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from fedstrata.client.products import products_a_sample
 from fedstrata.config.sections import Train
 from fedstrata.core import registry
 from fedstrata.data.published import Published
 from fedstrata.data.sets.base import DataSet
-from fedstrata.engines.local.cost import products_a_sample
 
 Settings = Mapping[str, Any]  # dotted keys of an experiment, as a file sets them
 

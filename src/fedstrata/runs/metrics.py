@@ -52,6 +52,22 @@ def write_epsilon(epsilon: float | None) -> str:
     return f"{math.ceil(epsilon / unit) * unit:.3g}"
 
 
+def write_bytes(amount: float) -> str:
+    """Write bytes in a unit that leaves few digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.3g} TB"
+
+
+def write_seconds(amount: float) -> str:
+    """Write a duration in a unit that leaves few digits."""
+    if amount < 120:
+        return f"{amount:.3g} s"
+    return f"{amount / 60:.3g} min" if amount < 7200 else f"{amount / 3600:,.3g} h"
+
+
 def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
     """Return the rounds that were evaluated."""
     return [event for event in events if event["event"] == "round" and "accuracy" in event]

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.client.network import Network
 from fedstrata.client.probe import CHUNK
+from fedstrata.client.products import WORTH_THREADS, products_a_sample
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
@@ -35,6 +36,7 @@ class Evaluator:
     device: str = "cpu"
     fine_tuning: FineTuning | None = None  # where clients are also tested with models of their own
     _network: Network = field(init=False)
+    _shared: bool = field(init=False)  # whether all cores work on a batch
     _asked: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,6 +45,9 @@ class Evaluator:
         module = self.local.build().to(self.device, self.local.dtype)
         self._space = ParameterSpace.of(module, self.local.head)
         self._network = Network(module, self.local.head, self.local.half).eval()
+        two = self.local.inputs(self.federation.test.x[:2].to(self.device), self.local.dtype)
+        products = products_a_sample(module, two) * min(len(self.federation.test), CHUNK)
+        self._shared = products > WORTH_THREADS  # threads only wait on tiny models
         tested = np.flatnonzero(self.federation.test_split.sizes)
         rng = self.local.streams("evaluate")
         test = self.federation.test  # it stays where models are evaluated
@@ -57,7 +62,7 @@ class Evaluator:
         """Score a model, on what clients hold in a round."""
         test, split = self.federation.test, self.federation.at(round).test_split
         self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
-        with threads(spare()):  # no worker is at work
+        with threads(spare() if self._shared else 1):  # no worker is at work
             hits, losses = answers(self._network, self.local, self._test)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
         if (codes := self.federation.codes) is not None:

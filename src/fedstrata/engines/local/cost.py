@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-
+from fedstrata.client.products import products_a_sample
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.data.federation import Federation
 
@@ -42,24 +39,3 @@ class Guess:
         on_gpu = updates_on_gpu * (steps * step_on_gpu + all_products / PRODUCTS_A_SECOND_ON_GPU)
         layers = sum(not any(layer.children()) for layer in module.modules())
         return cls(products, client_updates * update, on_gpu, SECONDS_TO_COMPILE + layers * A_LAYER)
-
-
-def products_a_sample(module: nn.Module, x: Tensor) -> int:
-    """Count multiplications of a forward pass: each weight once for every position that its layer is laid upon."""
-    total = 0
-
-    def count(layer: nn.Module, given: tuple[Any, ...], out: Tensor) -> None:
-        nonlocal total
-        if isinstance(layer, nn.Linear):  # numbers of a position come last, also of sequences and grids
-            positions = out.numel() // layer.out_features
-        else:  # weights of a transposed convolution are laid upon its input
-            over = given[0] if isinstance(layer, nn.modules.conv._ConvTransposeNd) else out
-            positions = over.numel() // over.shape[1]
-        total += layer.weight.numel() * positions // len(x)  # type: ignore[operator]
-
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
-            layer.register_forward_hook(count)
-    with torch.no_grad():
-        module.eval()(x)
-    return total

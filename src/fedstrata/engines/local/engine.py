@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.local_step import Batches
+from fedstrata.client.products import WORTH_THREADS, products_a_sample
 from fedstrata.client.trainer import Trainer, plan_order
 from fedstrata.client.vmapped import MOST_REPLICAS, VmappedTrainer
 from fedstrata.core.batch_norm import AllReduce, By
@@ -36,10 +37,8 @@ from fedstrata.core.steps import Step
 from fedstrata.core.threads import cores, one_thread, spare, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.client_states import ClientStateStore
-from fedstrata.engines.local.cost import products_a_sample
 from fedstrata.engines.local.traced_step import Tracer
 
-WORTH_THREADS = 1e7  # multiplications of a batch above which sharing them among cores pays
 WORTH_A_STEP = 8  # clients that a group should have at least
 Assignment = tuple[Client, Task, Tensors]  # who, what, and the client's own state
 Answer = tuple[Report, Tensors | None]  # new state: None where it did not change

@@ -10,14 +10,17 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
+from fedstrata.core.quick_imports import quick_imports
 
-from fedstrata.core.client_parts import Client, ClientPlan
-from fedstrata.core.index import Split
-from fedstrata.core.messages import fast_replace
-from fedstrata.engines.local.engine import Answer, Worker
-from fedstrata.engines.local.processes import as_numpy, as_tensors
-from fedstrata.engines.local.shared_memory import NoRoomError, Place, Region
+with quick_imports():
+    import torch
+
+    from fedstrata.core.client_parts import Client, ClientPlan
+    from fedstrata.core.index import Split
+    from fedstrata.core.messages import fast_replace
+    from fedstrata.engines.local.engine import Answer, Worker
+    from fedstrata.engines.local.processes import as_numpy, as_tensors
+    from fedstrata.engines.local.shared_memory import NoRoomError, Place, Region
 
 
 def main(socket: int, *files: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import BALANCED, DIGITS, HIGHER, Metric, write_share
+from fedstrata.runs.metrics import BALANCED, DIGITS, HIGHER, Metric, write_bytes, write_seconds, write_share
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
     "accuracy": "accuracy",
@@ -194,22 +194,6 @@ def write_value(name: str, value: float) -> str:
     if figure in ("time", "seconds", "time_to"):
         return f"{sign}{write_seconds(amount)}"
     return f"{sign}{amount:.1f}" if figure in ("rank", "rounds_to") else f"{sign}{amount:,.0f}"
-
-
-def write_bytes(amount: float) -> str:
-    """Write bytes in a unit that leaves few digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:,.3g} TB"
-
-
-def write_seconds(amount: float) -> str:
-    """Write a duration in a unit that leaves few digits."""
-    if amount < 120:
-        return f"{amount:.3g} s"
-    return f"{amount / 60:.3g} min" if amount < 7200 else f"{amount / 3600:,.3g} h"
 
 
 def _of_condition(row: Row, first: Row, metric: Metric, marked: bool) -> str:

@@ -107,7 +107,7 @@ def latex(rows: Sequence[Row]) -> str:
 
 def _in_two(rows: Sequence[Row]) -> list[tuple[str, Grid]]:
     grid, metrics = grid_of_figures(rows), metrics_in(rows)
-    asked = {*(titled(metric.name) for metric in metrics), "over first", "p", "Holm's p", "rank"}
+    asked = {*(title_of(metric.name) for metric in metrics), "over first", "p", "Holm's p", "rank"}
     outcome = grid.take([c for c, title in enumerate(grid.titles) if c < grid.words or title in asked])
     beside = grid.take([c for c, title in enumerate(grid.titles) if c < grid.words or title not in asked])
     about = "; ".join([f"what else was measured: means over {_seeds(rows)}", *_of_columns(rows, beside)])

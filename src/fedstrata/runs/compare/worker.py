@@ -11,9 +11,12 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
+from fedstrata.core.quick_imports import quick_imports
 
-from fedstrata.runs.compare.pool import CellRunner, Pruned
+with quick_imports():
+    import torch
+
+    from fedstrata.runs.compare.pool import CellRunner, Pruned
 
 
 def main(socket: int) -> None:
