@@ -15,11 +15,10 @@ from fedstrata.runs.compare.grid import (
     grid_of_settings,
     metrics_in,
     standing,
-    write_bytes,
     write_figure,
 )
 from fedstrata.runs.compare.tables import figures_of, legend_of_settings
-from fedstrata.runs.metrics import HIGHER
+from fedstrata.runs.metrics import HIGHER, write_bytes
 
 NOTES = 4  # most that stand open below a table
 ROWS = 40  # most rows of a table in the page; CSV files hold all
