@@ -10,7 +10,7 @@ import pytest
 import fedstrata
 from fedstrata.board.index import RunIndex
 from fedstrata.config.experiment import Experiment
-from fedstrata.config.naming import folder_name, name_plan, name_run
+from fedstrata.config.naming import folder_name, name_data, name_plan, name_run
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 
@@ -97,3 +97,19 @@ def test_what_is_no_name_is_refused(name):
 @pytest.mark.parametrize(("name", "expected"), [("a/b: c", "a-b-c"), ("../..", "run"), ("Größe 1", "Größe-1")])
 def test_every_name_can_be_a_folder(name, expected):
     assert folder_name(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (("digits", None), "digits"),
+        (("own", "data/patients.csv"), "patients.csv"),
+        (("own", "photos/"), "photos"),
+        (("own", None), "own data"),
+        (("given", None), "data from Python"),
+        ((None, None), ""),
+    ],
+)
+def test_own_data_are_called_after_their_file(data, said):
+    """The board called every table of one's own "own"."""
+    assert name_data(*data) == said

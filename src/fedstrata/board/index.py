@@ -12,7 +12,7 @@ from typing import Any
 from fedstrata.board.notes import FILE as NOTES
 from fedstrata.board.notes import read_notes
 from fedstrata.board.settings import Settings, unusual
-from fedstrata.config.naming import name_run
+from fedstrata.config.naming import name_data, name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.plain_text import plain_text
@@ -109,7 +109,7 @@ def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
             path,
             _state(folder),
             method=name_run(asked),
-            data=str(_at(asked, "data", "name") or ""),
+            data=name_data(_at(asked, "data", "name"), _at(asked, "data", "path")),
             seed=_whole(_at(asked, "train", "seed")),
             planned=_whole(_at(asked, "train", "rounds")),
             changed=changed,

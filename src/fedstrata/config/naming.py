@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
+from fedstrata.config.completion import GIVEN
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.recipes import STAGES
@@ -46,6 +48,13 @@ def name_plan(experiment: Mapping[str, Any]) -> str:
         if stage == "corrections":  # a list; of other stages, another part is there instead
             parts += [f"no-{_short(kind)}" for kind in before if kind not in own]
     return "+".join(parts)
+
+
+def name_data(name: Any, path: Any) -> str:
+    """Return what to call the data of a run, from `data.name` and `data.path`: own data after their file."""
+    if name == "own":
+        return PurePath(str(path or "")).name or "own data"
+    return "data from Python" if name == GIVEN else str(name or "")
 
 
 def folder_name(name: str) -> str:

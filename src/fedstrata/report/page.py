@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
-from pathlib import PurePath
 from typing import Any, TypeVar
 
 from fedstrata import __version__
+from fedstrata.config.naming import name_data
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import plain_text
 from fedstrata.report import figures, replay, tables
@@ -172,10 +172,7 @@ def _has(key: str, shown: Sequence[Shown], gathered: GatheredRuns) -> bool:
 
 
 def _data(run_data: RunData) -> str:
-    name, path = str(run_data.asked("data", "name") or "unknown data"), str(run_data.asked("data", "path") or "")
-    if name == "own":
-        return PurePath(path).name or "own data"
-    return "data from Python" if name == "given" else name
+    return name_data(run_data.asked("data", "name"), run_data.asked("data", "path")) or "unknown data"
 
 
 def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
