@@ -64,7 +64,9 @@ class LastingWorkers:
 
         def make(node):
             where = affinity(node.name, soft=False)
-            actor = ray.remote(ClientWorker).options(num_cpus=0.25, scheduling_strategy=where).remote(False, False)
+            actor = (
+                ray.remote(ClientWorker).options(num_cpus=0.25, scheduling_strategy=where).remote(False, False, "fp32")
+            )
             return actor, actor.prepare.remote(*(self._plan or (None, None)))
 
         self.members = ClusterWorkers(self.cluster, Share(workers, cpus=0.25), make, self.said.append)

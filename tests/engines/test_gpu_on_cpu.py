@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +22,8 @@ from fedstrata.engines.local import cuda_graph, engine, gpu
 from fedstrata.engines.local.cuda_graph import Recorder
 from fedstrata.engines.local.engine import InProcessPool, Worker
 from fedstrata.engines.local.gpu import GpuPool
+from fedstrata.engines.ray.grid import add_counts, count_units
+from fedstrata.engines.ray.worker import ClientWorker
 from fedstrata.testing.tiny import session_of
 
 
@@ -57,6 +60,28 @@ def test_clients_that_meet_find_the_model_and_their_state_where_they_work(monkey
     assert [client.id for client, _, _ in given] == [0, 1]
     assert all(t.is_meta for _, task, state in given for t in (*task.down.values(), *state.values()))
     assert len(given[1][2]) == 1
+
+
+def test_what_a_worker_of_a_cluster_counted_on_its_gpu_meets_that_of_others():
+    with FakeTensorMode():  # which has places for GPUs that are not there
+        reports = {0: Report(0, 5, aggregated={"update": torch.ones(3, device="cuda:0")})}
+        own, beside = count_units(reports, {0: 1.0}, {"update": 0.5}), {"update": torch.ones(3)}
+        assert add_counts([own, beside])["update"].device.type == "cpu"
+
+
+@pytest.mark.parametrize(("precision", "rounded"), [("tf32", True), ("bf16", True), ("fp32", False), ("fp64", False)])
+def test_a_worker_of_a_cluster_computes_as_precisely_as_the_run_says(precision, rounded):
+    backends, threads = (torch.backends.cuda.matmul, torch.backends.cudnn), torch.get_num_threads()
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = not rounded
+        ClientWorker(on_gpu=True, cuda_graphs=True, precision=precision)
+        assert [backend.allow_tf32 for backend in backends] == [rounded, rounded]
+    finally:
+        torch.set_num_threads(threads)
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Task, Tensors
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.compiled_step import Compiler
+from fedstrata.engines.local.compiled_step import TENSOR_CORES, Compiler
 from fedstrata.engines.local.cuda_graph import Recorder
 from fedstrata.engines.local.engine import Answer, Assignment, InProcessPool, Worker, group_tasks
 
@@ -62,6 +62,11 @@ def _first_step() -> None:
         w = torch.zeros(4, 1, 3, 3, device="cuda")
         torch.conv2d(w.new_zeros(1, 1, 8, 8), w).flatten(1) @ w.new_zeros(144, 1)
         torch.cuda.synchronize()
+
+
+def set_precision(precision: str) -> None:
+    """Say how a GPU computes: left alone, torch rounds convolutions to tf32, and products not."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision in TENSOR_CORES
 
 
 def workers_on_gpu(products: float) -> int:

@@ -25,6 +25,7 @@ from fedstrata.engines.local.gpu import (
     GpuPool,
     ask_for_queues,
     has_neighbours,
+    set_precision,
     uses_gpu,
     workers_on_gpu,
 )
@@ -87,8 +88,7 @@ class LocalEngineOptions(Part):
         here = partial(InProcessPool, local, federation, together, remark)
         compiler = None
         if device == "cuda":
-            fast = self.precision in ("tf32", "bf16")
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+            set_precision(self.precision)
             workers, why = (
                 workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
                 None,

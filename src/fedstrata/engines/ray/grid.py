@@ -60,7 +60,7 @@ def count_units(reports: Mapping[int, Report], weights: Mapping[int, float], uni
             if units[name]:
                 counted.round_()
             total[name] = total[name].add_(counted) if name in total else counted
-    return total
+    return {name: counted.cpu() for name, counted in total.items()}  # where those of other workers come
 
 
 def add_parts(parts: Iterable[Tensors], units: Units, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from fedstrata.core.options import Count, LocalPath
 from fedstrata.core.part import Part
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool
-from fedstrata.engines.local.gpu import uses_gpu
+from fedstrata.engines.local.gpu import set_precision, uses_gpu
 from fedstrata.engines.ray.cluster import LOCAL, Cluster, ClusterNode
 from fedstrata.engines.ray.engine import RayEngine
 from fedstrata.engines.ray.members import ClusterWorkers, Share
@@ -83,6 +83,8 @@ class RayEngineOptions(Part):
             samples = SamplePlacement(cluster, members, federation, self.replicas, self.shared_folder)
             here = partial(InProcessPool, local, federation, False, remark)
             device = "cuda" if on_gpu and uses_gpu(self.device) else "cpu"
+            if device == "cuda":  # models are evaluated here
+                set_precision(self.precision)
             engine = RayEngine(cluster, members, samples, here, remark, device, self.client_state)
             on_failure.pop_all()
         about = {"workers": len(members.present), "nodes": len(members.by_node), "address": cluster.address}
@@ -104,7 +106,7 @@ class RayEngineOptions(Part):
             where = {"max_restarts": 0, "scheduling_strategy": cluster.at(node.name)}
             share = {"num_cpus": self.cpus, "num_gpus": self.gpus, **where}
             # Ray's server would remember every call, for a dashboard, and grow by kilobytes a round
-            actor = worker.options(**share, enable_task_events=False).remote(on_gpu, self.cuda_graphs)
+            actor = worker.options(**share, enable_task_events=False).remote(on_gpu, self.cuda_graphs, self.precision)
             return actor, actor.prepare.remote(*known)
 
         return make

@@ -20,7 +20,7 @@ from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.messages import Report, Tag, Task, Tensors, fast_replace, read
 from fedstrata.core.steps import Step
 from fedstrata.engines.local.engine import Answer, InProcessPool
-from fedstrata.engines.local.gpu import GpuPool, ask_for_queues
+from fedstrata.engines.local.gpu import GpuPool, ask_for_queues, set_precision
 from fedstrata.engines.ray.grid import Units, add_counts, count_units, peaks_of, summed_dtypes
 from fedstrata.engines.ray.packing import Packed, pack, unpack
 from fedstrata.engines.ray.shards import Outline, SampleShard
@@ -75,8 +75,10 @@ def list_versions() -> dict[str, str]:
 class ClientWorker:
     """Lives in a process of Ray's; plain PyTorch with one thread, or a stream on its share of a GPU."""
 
-    def __init__(self, on_gpu: bool, cuda_graphs: bool):
+    def __init__(self, on_gpu: bool, cuda_graphs: bool, precision: str):
         torch.set_num_threads(1)
+        if on_gpu:
+            set_precision(precision)
         self._on_gpu, self._cuda_graphs = on_gpu, cuda_graphs
 
     def prepare(self, local: ClientPlan, outline: Outline) -> dict[str, Any]:
