@@ -15,7 +15,13 @@ README, SPEED = HERE.parent / "README.md", HERE.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks._readme -->", "<!-- end of figures -->"
 SHOWN = ("engine", "profile", "gpu", "gpu_rounds", "gpu_steps", "scaling", "ray", "privacy", "sites", "report")
 FIRST = {  # what the README shows of each
-    "engine": ("W2 tiny MLP, Flower", "W2 tiny MLP, pfl-research", "W1 CNN, the naive loop", "W1 CNN, Flower"),
+    "engine": (
+        "`fedstrata run`: first round",
+        "W2 tiny MLP, Flower",
+        "W2 tiny MLP, pfl-research",
+        "W1 CNN, the naive loop",
+        "W1 CNN, Flower",
+    ),
     "gpu": ("fashion-mnist, CNN tf32: the naive loop", "fashion-mnist, 14 methods", "cifar10"),
     "scaling": ("100 selected of 1,000,000, memory", "a round, 1,000,000 against 1,000"),
     "privacy": ("prf at 100 x 20 against ckks-paper at 100 x 5, CPU",),
