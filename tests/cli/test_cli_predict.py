@@ -51,6 +51,16 @@ def test_predictions_as_json_and_as_a_table(cli, run, tmp_path):
     assert cli("predict", str(done.path / "best.safetensors"), str(data))[1].startswith("input,prediction,probability")
 
 
+def test_the_probability_of_every_class_is_told_on_request(cli, run):
+    done, data = run
+    shares = fedstrata.Run(done.path).predict_proba(data).tolist()
+    told = json.loads(cli("predict", str(done.path), str(data), "--all-classes", "--json")[1])
+    assert told["by_class"] == shares
+    rows = list(csv.DictReader(cli("predict", str(done.path), str(data), "--all-classes")[1].splitlines()))
+    assert list(rows[0]) == ["input", "prediction", "probability", "probability of ham", "probability of spam"]
+    assert [float(row["probability of spam"]) for row in rows] == pytest.approx([spam for _, spam in shares], abs=1e-6)
+
+
 def test_predictions_do_not_take_the_place_of_their_input(cli, run, tmp_path):
     (tmp_path / "new.npz").write_bytes(run[1].read_bytes())
     (tmp_path / "other.npz").symlink_to("new.npz")

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from fedstrata.cli.options import AsJson
 from fedstrata.core.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from fedstrata.runs.saved_model import SavedModel
@@ -43,6 +44,9 @@ def predict(
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write them as CSV.")] = None,
     keys: Keys = None,
+    all_classes: Annotated[
+        bool, typer.Option("--all-classes", help="The probability of every class too, not of the likeliest alone.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict the labels of raw inputs with the model of a run."""
@@ -61,7 +65,7 @@ def predict(
     at = shares.argmax(1).tolist()
     labels, sure = [saved.classes[i] for i in at], shares.max(1).tolist()
     called = [saved.class_names[i] for i in at] if saved.has_names else None
-    text = _csv(names, labels, sure, called)
+    text = _csv(names, labels, sure, called, _by_class(saved, shares) if all_classes else {})
     if out is not None:
         try:
             write_atomically(out, text.encode())
@@ -70,6 +74,7 @@ def predict(
     if as_json:
         told = {"predictions": labels, "probabilities": sure, "inputs": names, "classes": saved.classes}
         told |= {} if called is None else {"names": called, "class_names": saved.class_names}
+        told |= {"by_class": shares.tolist()} if all_classes else {}
         print(json.dumps(told | ({} if out is None else {"out": str(out)})))
     elif out is not None:
         print(f"{len(labels):,} predictions: {out}")
@@ -92,11 +97,24 @@ def _read(saved: SavedModel, inputs: Sequence[Path]) -> tuple[Tensor, list[str]]
     return torch.cat([part.x for part in held]), names
 
 
-def _csv(names: Sequence[str], labels: Sequence[Any], sure: Sequence[float], called: Sequence[str] | None) -> str:
-    """Write a line a sample; what a label is called comes last, where it is called anything else."""
+def _by_class(saved: SavedModel, shares: np.ndarray) -> dict[str, list[float]]:
+    """Return a column for each class; one that has a name is called by it."""
+    titles = saved.class_names if saved.has_names else saved.classes
+    return {f"probability of {title}": shares[:, at].tolist() for at, title in enumerate(titles)}
+
+
+def _csv(
+    names: Sequence[str],
+    labels: Sequence[Any],
+    sure: Sequence[float],
+    called: Sequence[str] | None,
+    by_class: Mapping[str, Sequence[float]],
+) -> str:
+    """Write a line a sample; behind its probability stands what a label is called, where it is called anything else."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["input", "prediction", "probability", *([] if called is None else ["name"])])
+    table.writerow(["input", "prediction", "probability", *([] if called is None else ["name"]), *by_class])
     for row, (name, label, share) in enumerate(zip(names, labels, sure, strict=True)):
-        table.writerow([name, label, f"{share:.6f}", *([] if called is None else [called[row]])])
+        more = [f"{column[row]:.6f}" for column in by_class.values()]
+        table.writerow([name, label, f"{share:.6f}", *([] if called is None else [called[row]]), *more])
     return text.getvalue()
