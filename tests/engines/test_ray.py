@@ -149,7 +149,7 @@ def test_samples_by_path(nodes, tmp_path):
 
 
 class KilledOnTheWay:
-    """Kills something after a step was run and before it is summed, once."""
+    """Kills something after a step was run and before it is summed, once; `kill` may say False, and is asked again."""
 
     def __init__(self, engine, kill):
         self._engine, self._kill = engine, kill
@@ -159,26 +159,32 @@ class KilledOnTheWay:
 
     def collect(self, weights):
         kill, self._kill = self._kill, None
-        if kill is not None and self._engine._now.tag[0] == 1:
-            kill(self._engine, weights)
-        elif kill is not None:
+        if kill is not None and (self._engine._now.tag[0] < 1 or kill(self._engine, weights) is False):
             self._kill = kill
         return self._engine.collect(weights)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["passes its sum on", "adds what another passes"])
 def test_a_killed_worker_changes_nothing_but_the_log(workers, which):
+    rounds = []
+
     def kill(engine, weights):
         (pair,) = [names for names in workers.members.by_node.values() if len(names) == 2]
-        assert set(pair) <= set(engine._now.worker.values())
+        if not set(pair) <= set(engine._now.worker.values()):
+            return False  # who is quick takes more clients, so that one of the two may have had none this time
+        rounds.append(engine._now.tag[0] + 1)
         os.kill(engine.workers[pair[which]], signal.SIGKILL)
+        return True
 
     undisturbed, _ = run_rounds(session_of(EVERYBODY), engine=workers.engine)
     workers.said.clear()
-    state, _ = run_rounds(session_of(EVERYBODY), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
+    for _ in range(20):
+        state, _ = run_rounds(session_of(EVERYBODY), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
+        if rounds:
+            break
     assert same(undisturbed, state)
     (lost,) = [line for line in workers.said if "lost" in line]
-    assert "round 2" in lost
+    assert f"round {rounds[0]}" in lost
     assert "run again elsewhere" in lost
 
 
