@@ -14,10 +14,10 @@ from fedstrata import Comparison, RequestError, Run
 from fedstrata.report.gather import gather
 from fedstrata.report.outcome import outcome, share
 from fedstrata.report.page import make_title, page
+from fedstrata.runs.amounts import write_bytes, write_seconds
 from fedstrata.runs.compare import layout, pool
 from fedstrata.runs.compare.grid import grid_of_conditions, write_figure, write_value
 from fedstrata.runs.compare.tables import csv_text, latex, markdown, terminal_table
-from fedstrata.runs.metrics import write_bytes, write_seconds
 
 QUICK = {"train.rounds": 2, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never", "data.clients": 6}
 FILE = """

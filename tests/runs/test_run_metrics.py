@@ -9,16 +9,9 @@ import pytest
 import torch
 
 from fedstrata import RequestError, Run, resume, train
+from fedstrata.runs.amounts import write_epsilon
 from fedstrata.runs.compare.grid import write_value
-from fedstrata.runs.metrics import (
-    Metric,
-    evaluations,
-    final_figures,
-    metrics_of,
-    spent_until,
-    to_targets,
-    write_epsilon,
-)
+from fedstrata.runs.metrics import Metric, evaluations, final_figures, metrics_of, spent_until, to_targets
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 6, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}

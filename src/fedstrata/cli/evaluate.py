@@ -26,7 +26,8 @@ def evaluate(
 ) -> None:
     """Score the model of a run on samples whose labels are known."""
     from fedstrata.remote.label_names import open_model
-    from fedstrata.runs.metrics import HIGHER, write_share
+    from fedstrata.runs.amounts import write_share
+    from fedstrata.runs.metrics import HIGHER
 
     saved = open_model(run, keys)
     scores = saved.evaluate(data, label=label)

@@ -266,7 +266,7 @@ def _line(quiet: bool, named: bool, tiny: bool) -> Any:
     told: dict[str, float] = {}  # when a line was last written about a run
 
     def tell(table: PaperTable, one: Wanted, event: Mapping[str, Any]) -> None:
-        from fedstrata.runs.metrics import write_share
+        from fedstrata.runs.amounts import write_share
         from fedstrata.runs.progress import Reporter
 
         if Reporter.asked_to_stop:

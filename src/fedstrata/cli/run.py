@@ -137,7 +137,7 @@ def conclude(done: Run, as_json: bool) -> None:
 
 def _statement(privacy: dict[str, Any]) -> list[str]:
     """Return the privacy statement in lines of a readable length."""
-    from fedstrata.runs.metrics import write_epsilon
+    from fedstrata.runs.amounts import write_epsilon
 
     lines = []
     for who, told in privacy.items():
@@ -165,7 +165,7 @@ def stop_cleanly() -> None:
 
 def _said(key: str, value: Any) -> str:
     """Write a figure for people: shares in percent, bytes in their unit; `--json` has it in full."""
-    from fedstrata.runs.metrics import write_bytes, write_seconds, write_share
+    from fedstrata.runs.amounts import write_bytes, write_seconds, write_share
 
     if isinstance(value, dict):  # by target
         spent = {target: "never" if one is None else _said(key, one) for target, one in value.items()}

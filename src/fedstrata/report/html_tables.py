@@ -10,6 +10,7 @@ from typing import Any
 from fedstrata.report.document import of_methods
 from fedstrata.report.outcome import share
 from fedstrata.report.tables import FINAL, Table
+from fedstrata.runs.amounts import write_bytes
 from fedstrata.runs.compare.grid import (
     OVER_FIRST,
     grid_of_settings,
@@ -18,7 +19,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
 )
 from fedstrata.runs.compare.tables import figures_of, legend_of_settings
-from fedstrata.runs.metrics import HIGHER, write_bytes
+from fedstrata.runs.metrics import HIGHER
 
 NOTES = 4  # most that stand open below a table
 ROWS = 40  # most rows of a table in the page; CSV files hold all

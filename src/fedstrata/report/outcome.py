@@ -10,8 +10,9 @@ from fedstrata.report.figures.curves import group_runs
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.amounts import write_share
 from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing, title_of, write_figure, write_value
-from fedstrata.runs.metrics import Metric, write_share
+from fedstrata.runs.metrics import Metric
 
 
 def outcome(gathered: GatheredRuns) -> str:

@@ -23,8 +23,8 @@ from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.html_tables import comparison_tables, cut, fold, html, settings, tiles
 from fedstrata.report.outcome import outcome
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.amounts import write_epsilon
 from fedstrata.runs.compare.grid import conditions_of
-from fedstrata.runs.metrics import write_epsilon
 
 IN_FULL = 4  # most runs all of whose own figures are drawn: the file stays under 6 MB
 BRIEFLY = 12  # most runs of which at least the method's own figures and the faults, which are small, are

@@ -33,9 +33,10 @@ from fedstrata.core.event_lines import read_events
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import make_folder, sync_folder, write_atomically, writing_to
 from fedstrata.core.messages import Tensors
+from fedstrata.runs.amounts import write_share
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.frames import columns_of_rounds, make_frame
-from fedstrata.runs.metrics import HIGHER, write_share
+from fedstrata.runs.metrics import HIGHER
 from fedstrata.runs.predictor import Predictor
 from fedstrata.runs.saved_model import SavedModel
 

@@ -16,7 +16,6 @@ import numpy as np
 from fedstrata.core.errors import RequestError, unknown_name
 
 LAST = 10  # evaluations whose mean papers give
-DIGITS = 10  # of a figure that count: those behind follow from the order in which it was summed up
 CURVES = ("accuracy", "balanced_accuracy")
 # Accuracy on clients' own test data: of all, of those who trained in the round, of those of its last step alone.
 BY_CLIENT = ("client_mean", "participant_mean", "last_step_mean")
@@ -35,37 +34,6 @@ BALANCED = "balanced_"  # before one of these: what it took to reach a balanced 
 SHORT = {"best": "best_accuracy", f"mean_last{LAST}": f"accuracy_last{LAST}", "personal": "personal_mean"}
 
 Evaluation = Mapping[str, Any]  # the event of a round that was evaluated
-
-
-def write_share(value: float) -> str:
-    """Write a share in percent; two that differ in nothing but how they were rounded are written alike."""
-    return f"{100 * round(value, DIGITS):.1f}"
-
-
-def write_epsilon(epsilon: float | None) -> str:
-    """Write what was spent of privacy in three digits, rounded up: it is a bound. Without noise there is none."""
-    if epsilon is None or not math.isfinite(epsilon):
-        return "infinite: there is no noise"
-    if epsilon <= 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return f"{math.ceil(epsilon / unit) * unit:.3g}"
-
-
-def write_bytes(amount: float) -> str:
-    """Write bytes in a unit that leaves few digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:,.3g} TB"
-
-
-def write_seconds(amount: float) -> str:
-    """Write a duration in a unit that leaves few digits."""
-    if amount < 120:
-        return f"{amount:.3g} s"
-    return f"{amount / 60:.3g} min" if amount < 7200 else f"{amount / 3600:,.3g} h"
 
 
 def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedstrata.core.events import FAULTS, describe_choice, describe_fault
+from fedstrata.runs.amounts import write_share
 from fedstrata.runs.journal import Watch
-from fedstrata.runs.metrics import write_share
 from fedstrata.runs.screen import is_watched, open_screen
 
 LINES = 10  # plain progress lines in a whole run

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.runs.amounts import DIGITS, write_bytes, write_seconds, write_share
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import BALANCED, DIGITS, HIGHER, Metric, write_bytes, write_seconds, write_share
+from fedstrata.runs.metrics import BALANCED, HIGHER, Metric
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
     "accuracy": "accuracy",

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedstrata.runs.amounts import write_epsilon
 from fedstrata.runs.compare.paired import caution, difference, holm, interval, ranks
 from fedstrata.runs.compare.settings import Entry
-from fedstrata.runs.metrics import Metric, write_epsilon
+from fedstrata.runs.metrics import Metric
 
 FIGURES = (
     "accuracy",

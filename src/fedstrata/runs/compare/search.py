@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedstrata.runs.amounts import write_bytes, write_seconds
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.choice import Choice, Trial, choose, total
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.layout import Planner, find_state, order_by_data
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.tune import Setting
-from fedstrata.runs.metrics import Metric, write_bytes, write_seconds
+from fedstrata.runs.metrics import Metric
 
 FOLDER = "tuning"
 
