@@ -210,6 +210,36 @@ def test_a_method_of_ours_is_run_beside_a_table_and_voids_nothing(typed, tmp_pat
     assert "| [X1 with strata](fedbss.md#x1-with-strata-table-1-digits) |" in index
 
 
+@pytest.mark.extended
+def test_a_method_of_ours_is_run_beside_a_reading_with_its_settings(typed, tmp_path):
+    own = ("--with", "strata", "--reading", "more local work")
+    typed("run", "X1", "--reading", "more local work", "--primary", "-q")
+    assert "12 runs done" in typed("run", "X1", *own, "-q").output
+    results = tmp_path / "reproduce/results"
+    kept = json.loads((results / "X1-as-more-local-work-with-strata.json").read_text())
+    assert kept["id"] == "X1 as more local work with strata"
+    run = next(tmp_path.glob("runs/reproduce/X1-as-more-local-work-with-strata/**/experiment.toml")).read_text()
+    assert "epochs = 2" in run
+    assert "0 runs done" in typed("run", "X1", *own, "-q").output
+    shown = " ".join(typed("show", "X1").output.split())
+    assert "X1 as more local work with strata: FedBSS, Table 1, digits" in shown
+    assert 'fedstrata reproduce run X1 --reading "more local work" --with strata' in shown
+    assert "with strata, read as more local work" in " ".join(typed("list").output.split())
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    file = results / "X1-as-more-local-work-with-strata.json"
+    file.rename(moved / file.name)
+    assert "12 of X1 as more local work with strata" in typed("merge", str(moved)).output
+
+
+@pytest.mark.extended
+def test_readings_of_the_same_runs_share_those_of_a_method_beside_them(typed, tmp_path):
+    typed("run", "X1", "--primary", "-q")
+    typed("run", "X1", "--with", "strata", "-q")
+    assert "0 runs done" in typed("run", "X1", "--with", "strata", "--reading", "the best evaluation", "-q").output
+    assert "X1 as the best evaluation with strata: FedBSS" in " ".join(typed("show", "X1").output.split())
+
+
 def test_quick_runs_every_row_and_keeps_nothing(typed, tmp_path):
     done = typed("run", "X1", "--quick", "-q")
     assert "4 runs done" in done.output  # three rows under one condition, one under the other
@@ -227,7 +257,7 @@ def test_quick_runs_every_row_and_keeps_nothing(typed, tmp_path):
         (("run", "X1", "--row", "fedpros"), '--row = "fedpros" is unknown (did you mean "fedprox"?)'),
         (("run", "X1", "--with", "stratta"), 'method.name = "stratta" is unknown'),
         (("run", "X1", "--with", "fedavg"), 'with = "fedavg" is a row of X1 already'),
-        (("run", "X1", "--with", "strata", "--reading", "more local work"), "leave --reading out"),
+        (("run", "X1", "--with", "strata", "--reading", "less"), 'reading = "less" is unknown'),
     ],
 )
 def test_wrong_requests_are_refused_and_nothing_is_written(typed, tmp_path, words, said):

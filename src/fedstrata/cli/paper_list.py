@@ -50,10 +50,16 @@ def _cells(own: Judged) -> list[str | Text]:
     word = own.verdict.word
     if word == "open":
         word = f"{runs} of {len(table.wanted())} runs" if runs else "not run yet"
-    name = table.id if table.base else table.file_id
-    about = f"read as {table.reading}" if table.reading else table.what
+    read = [f"with {table.method}"] if table.base else []
+    read += [f"read as {table.reading}"] if table.reading else []
     missing = bool(fetch_commands(table))
-    return [name, "fetch" if missing else "here", *times, Text(word, style=STYLES.get(word, "")), about]
+    return [
+        table.file_id,
+        "fetch" if missing else "here",
+        *times,
+        Text(word, style=STYLES.get(word, "")),
+        ", ".join(read) or table.what,
+    ]
 
 
 def short(minutes: float) -> str:

@@ -103,8 +103,6 @@ def run(
     from fedstrata.runs.compare.shards import Shard
 
     stop_cleanly()
-    if reading is not None and beside is not None:
-        raise RequestError("--with runs beside the table as its file has it; leave --reading out")
     share = Shard.read(shard)
     tables = [_read_as(table, reading, beside) for table in _find(names, quick)]
     line = _line(quiet, named=len(tables) > 1, tiny=quick)

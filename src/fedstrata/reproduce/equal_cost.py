@@ -78,7 +78,7 @@ def _pairs(results: Results) -> Iterator[tuple[int, dict[str, Any], dict[str, An
     for (condition, _, seed), own in sorted(results.runs.items()):
         other = others.get((condition, base.table.method, seed))
         if other is not None:
-            yield int(table.settings(condition).get("train.evaluate.every", 1)), own, other
+            yield int(table.settings(condition, table.method).get("train.evaluate.every", 1)), own, other
 
 
 def _seeds(results: Results) -> int:

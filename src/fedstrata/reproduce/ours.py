@@ -27,8 +27,8 @@ def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
         counts = not was_searched(table)
         cells = [f"{contrast_so_far(own.results, own.verdict.contrast)}: {own.verdict.word}"]
         cells += [f"{'-' if one.mean is None else write_contrast(one)}: {one.word}" for one in costs]
-        against = table.base.method if table.base is not None else ""
-        yield f"| {' | '.join((table.file_id, against, *cells, 'yes' if counts else 'no'))} |"
+        base = table.base or table
+        yield f"| {' | '.join((base.id, base.method, *cells, 'yes' if counts else 'no'))} |"
         if counts:
             words = own.verdict.word, *(one.word for one in costs)
             won.setdefault(table.paper, []).append(all(map(passes, words)))

@@ -56,8 +56,9 @@ def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str
         if table.paper not in papers:
             continue
         results[name] = Results(table, folder)
-        others = [Results(table.read_as(reading), folder) for reading in table.readings]
-        others += [Results(table.beside(method), folder) for method in methods_beside(table, folder)]
+        read = [table.read_as(reading) for reading in table.readings]
+        others = [Results(one, folder) for one in read]
+        others += [Results(one.beside(m), folder) for one in (table, *read) for m in methods_beside(one, folder)]
         results |= {own.table.id: own for own in others if own.own_runs}
     verdicts: dict[str, Verdict] = {}
     for paper in papers:
@@ -90,7 +91,7 @@ def _found(tables: list[Judged]) -> Iterator[str]:
     yield f"Verdicts: {'; '.join(f'{word} ({number})' for word, number in counted.most_common())}."
     for own in known:
         table, contrast = own.results.table, own.verdict.contrast
-        if table.reading and any(other.results.table.id == table.file_id for other in known):
+        if _is_reading(own) and any(other.results.table.id == table.file_id for other in known):
             continue  # told with the table itself
         if contrast.mean is None:
             yield f"{table.id}: {own.verdict.word}."
@@ -99,9 +100,13 @@ def _found(tables: list[Judged]) -> Iterator[str]:
         apart = f"; {told}" if (told := from_printed(own.results)) else ""
         part = ", on a part of the data" if own.results.partial else ""
         yield f"{table.id} {_word(own)}{part}: {write_gain(contrast.mean)}{claimed}{apart}."
-        readings = [one for one in known if one.results.table.reading and one.results.table.file_id == table.id]
+        readings = [one for one in known if _is_reading(one) and one.results.table.file_id == table.id]
         if readings:
             yield f"Read otherwise: {'; '.join(map(_read_otherwise, readings))}."
+
+
+def _is_reading(own: Judged) -> bool:
+    return bool(own.results.table.reading) and own.results.table.base is None
 
 
 def _word(own: Judged) -> str:

@@ -52,7 +52,8 @@ class Results:
     def __init__(self, table: PaperTable, folder: Path = FOLDER):
         self.table, self.path = table, folder / f"{folder_name(table.kept_as)}.json"
         self._entries = _read(self.path)
-        self._shared = _read(self.path.with_name(f"{folder_name(table.file_id)}.json")) if table.reading else {}
+        plain = table.file_id if table.base is None else f"{table.file_id} with {table.method}"
+        self._shared = _read(self.path.with_name(f"{folder_name(plain)}.json")) if table.reading else {}
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
         self.base = None if table.base is None else Results(table.base, folder)
 
@@ -212,7 +213,7 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
     tables = all_tables().values()
     own = [table.read_as(name) if name else table for table in tables for name in ("", *table.readings)]
     own = [table for table in own if not table.same_runs]
-    own += [table.beside(method) for table in tables for method in methods_beside(table, folder)]
+    own += [table.beside(method) for table in own for method in methods_beside(table, folder)]
     pairs = [(Results(table, into), Results(table, folder)) for table in own]
     known = {there.path.name for _, there in pairs}
     if strange := sorted(path.name for path in folder.glob("*.json") if path.name not in known):
@@ -223,11 +224,11 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
 
 
 def methods_beside(table: PaperTable, folder: Path) -> list[str]:
-    """Return the methods that were run beside a table, by what their files say."""
+    """Return the methods that were run beside a table or a reading of it, by what their files say."""
     folders = [folder, PUBLISHED] if folder == FOLDER else [folder]
-    files = [path for own in folders for path in own.glob(f"{folder_name(table.id)}-with-*.json")]
+    files = [path for own in folders for path in own.glob(f"{folder_name(table.kept_as)}-with-*.json")]
     found = {_load(path)[0] for path in files}
-    return sorted(name.removeprefix(f"{table.id} with ") for name in found)
+    return sorted(name.removeprefix(f"{table.kept_as} with ") for name in found)
 
 
 def _key(wanted: Wanted) -> Key:

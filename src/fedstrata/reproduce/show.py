@@ -177,8 +177,8 @@ def commands(results: Results) -> Iterator[str]:
 
 def run_command(table: PaperTable) -> str:
     """Say what to type to reproduce a table."""
-    reading = f' --reading "{table.reading}"' if table.reading else f" --with {table.method}" if table.base else ""
-    return f"fedstrata reproduce run {table.file_id}{reading}"
+    reading = f' --reading "{table.reading}"' if table.reading else ""
+    return f"fedstrata reproduce run {table.file_id}{reading}{f' --with {table.method}' if table.base else ''}"
 
 
 def fetch_commands(table: PaperTable) -> list[str]:

@@ -83,7 +83,7 @@ class PaperTable:
     not_stated: Sequence[str] = ()  # lines of the file that the paper does not give
     lost: Sequence[str] = ()  # and those that it gives, but that our copy of it has lost
     only: Sequence[str] = ()  # the conditions that it looks at; if empty, all of the file
-    base: PaperTable | None = field(default=None, repr=False)  # the table beside which a method of ours is run
+    base: PaperTable | None = field(default=None, repr=False)  # the table or reading beside which a method is run
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -216,7 +216,7 @@ class PaperTable:
     @property
     def file_id(self) -> str:
         """The id of its file: of a reading, and of a method beside a table, that of the table itself."""
-        return self.id.removesuffix(f" as {self.reading}") if self.base is None else self.base.id
+        return self.id.removesuffix(f" as {self.reading}") if self.base is None else self.base.file_id
 
     @property
     def same_runs(self) -> bool:
@@ -227,7 +227,7 @@ class PaperTable:
     def kept_as(self) -> str:
         """The id under which its runs are kept: that of the first reading with the same settings."""
         if self.base is not None:
-            return self.id
+            return f"{self.base.kept_as} with {self.method}"
         settings = _runs_of(self._read)
         first = next((name for name, read in self.readings.items() if _runs_of(read) == settings), "")
         return f"{self.file_id} as {first}" if settings else self.file_id
@@ -240,13 +240,14 @@ class PaperTable:
             raise RequestError(f"{self.id} holds no method against others, so {method} has no place beside it")
         compare = {key: value for key, value in self.experiment["compare"].items() if key not in ("methods", "variant")}
         own = {**compare, "variant": [{"name": method, "method": {"name": method}}]}
+        read = {key: value for key, value in self._read.items() if key != "variant"}  # which are rows of the paper
         found = replace(
             self._under(self.contrasted),  # elsewhere the paper's own method has fewer seeds
             id=f"{self.id} with {method}",
             method=method,
             baselines=[self.method],
             experiment={**self.experiment, "compare": own},
-            readings={},
+            readings={self.reading: read} if self.reading else {},
             base=self,
         )
         _ = found.design  # which checks that there is such a method, and that it fits
