@@ -20,7 +20,7 @@ from fedstrata.core import registry
 from fedstrata.engines.local import compiled_step
 from fedstrata.engines.local.both_ways import TOLERANCES, compare, wrong_tensor
 from fedstrata.engines.local.compiled_step import Compiler, compile_step, put_channels_last, trace_step
-from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.cost import Guess, expecting
 from fedstrata.engines.local.gpu import MPS_PIPES
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session
@@ -167,6 +167,12 @@ def test_short_runs_are_not_compiled_and_long_ones_are(monkeypatch):
 def test_neighbours_on_the_gpu_make_shorter_ones_pay(monkeypatch):
     assert not compiles(800, monkeypatch, train__epochs=1)
     assert compiles(800, monkeypatch, neighbours=True, train__epochs=1)
+
+
+def test_runs_that_share_their_step_share_the_price(monkeypatch):
+    with expecting(5):
+        assert compiles(800, monkeypatch, train__epochs=1)
+    assert not compiles(800, monkeypatch, train__epochs=1)
 
 
 def test_schedules_count_as_much_as_client_updates(monkeypatch):

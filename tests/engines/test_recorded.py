@@ -31,6 +31,7 @@ PACKED = {
     "mit-bih": "mitbih",
 }
 SIGNALS = {"ecg-cnn1d": (1, 128), "har-cnn1d": (6, 128), "har-mlp": (6, 128), "covtype-mlp": (54,), "mlp": (20,)}
+MEETING = ("fedtan",)  # clients tell each other something within a step: none of it is recorded
 GREY = {"cnn-hics-fmnist", "lenet5", "cnn-mcmahan", "cnn-fedbss"}
 
 
@@ -104,11 +105,11 @@ def test_every_model(name, norm, recorders, tmp_path):
 @pytest.mark.parametrize("method", registry.names("methods"))
 def test_every_method(method, model, recorders, tmp_path):
     asked = {"method.name": method, "model.name": model, **ALONE}
-    if method in ("stratify-batch", "fedtan"):
+    if method in ("stratify-batch", *MEETING):
         asked |= {"model.name": "mlp", "model.norm": "batch"}
     run = train(overrides={**QUICK, "engine.device": "cuda", **asked}, out=tmp_path / "run")
     assert remarks_of(run) == []
-    assert max(len(recorder.sizes) for recorder in recorders) in (1, 2)
+    assert max(len(recorder.sizes) for recorder in recorders) in ((0,) if method in MEETING else (1, 2))
 
 
 @pytest.mark.parametrize("part", registry.names("corrections"))

@@ -56,7 +56,10 @@ def test_a_shorter_cell_is_begun_where_a_longer_one_would_not_end(monkeypatch):
 
 def test_those_behind_a_long_cell_do_not_wait_for_it(monkeypatch):
     monkeypatch.setattr(pool.CellRunner, "run", lambda *_: {"event": "finished"})
-    cells = [SimpleNamespace(path=name, experiment=None) for name in ("first", "long", "last")]
+    cells = [
+        SimpleNamespace(path=name, method="fedavg", experiment=SimpleNamespace(model="mlp"))
+        for name in ("first", "long", "last")
+    ]
     ended = []
     whole = pool.in_turn(cells, None, None, lambda cell, _: ended.append(cell.path), lambda cell: cell.path != "long")
     assert (whole, ended) == (False, ["first", "last"])
@@ -98,3 +101,13 @@ def test_minutes_are_above_0(tmp_path, minutes):
     with pytest.raises(RequestError, match="minutes"):
         compare(tmp_path / "none", minutes=minutes)
     assert not (tmp_path / "none").exists()
+
+
+def test_cells_of_a_method_and_a_network_are_alike_and_shared_among_processes():
+    def cell(path, method, network):
+        return SimpleNamespace(path=path, method=method, experiment=SimpleNamespace(model=network))
+
+    cells = [cell(seed, "fedavg", "lenet5") for seed in range(5)]
+    cells += [cell(5, "flips", "lenet5"), cell(6, "fedavg", "resnet9")]
+    assert pool.count_alike(cells, 1) == {**dict.fromkeys(range(5), 5), 5: 1, 6: 1}
+    assert pool.count_alike(cells, 2) == {**dict.fromkeys(range(5), 3), 5: 1, 6: 1}

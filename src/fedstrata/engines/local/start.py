@@ -18,7 +18,7 @@ from fedstrata.core.part import Part
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.compiled_step import Compiler
-from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.cost import Guess, runs_alike
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPool
 from fedstrata.engines.local.gpu import (
     NEIGHBOURS,
@@ -31,7 +31,12 @@ from fedstrata.engines.local.gpu import (
 )
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
-SAVED = 0.28  # of a GPU's time, by compiled steps: a quarter to a third was measured
+SAVED = {
+    "fp32": 0.22,
+    "fp64": 0.22,
+    "tf32": 0.3,
+    "bf16": 0.37,
+}  # of a GPU's time, by compiled steps: of the CNN, measured
 KNOWN = 0.25  # of the time that compiling takes, if the same was compiled before
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
@@ -127,9 +132,11 @@ class LocalEngineOptions(Part):
             waiting = guess.compiling * (KNOWN if compiler.knows else 1.0)
             if has_neighbours():  # who keep the GPU busy meanwhile
                 waiting /= NEIGHBOURS
-            if SAVED * guess.on_gpu < waiting:
+            runs = runs_alike()
+            if SAVED[self.precision] * guess.on_gpu * runs < waiting:
                 return None
-            remark(f"local steps are compiled: the run is guessed to keep the GPU busy for {guess.on_gpu:.0f} s")
+            whose = "the run is" if runs == 1 else f"each of {runs} runs alike is"
+            remark(f"local steps are compiled: {whose} guessed to keep the GPU busy for {guess.on_gpu:.0f} s")
         return compiler
 
     def _workers(self, local: ClientPlan, guess: Guess) -> tuple[int, str | None]:

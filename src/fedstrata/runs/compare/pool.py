@@ -11,10 +11,12 @@ import pickle
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import keeping_to
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.cost import expecting
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.gpu_sharing import sharing_gpu
@@ -52,10 +55,10 @@ class CellRunner:
         self._given, self._model = federation, model
         self._last: tuple[Any, Federation] | None = None
 
-    def run(self, path: Path, experiment: Experiment, watch: Watch) -> dict[str, Any]:
-        """Run a cell from where it stands, and give its last event."""
+    def run(self, path: Path, experiment: Experiment, watch: Watch, alike: int = 1) -> dict[str, Any]:
+        """Run a cell from where it stands, and give its last event; `alike` are all of its method that are run here."""
         try:
-            with keeping_to(1):
+            with keeping_to(1), expecting(alike):
                 data = self._data(experiment)
                 if (path / "experiment.toml").exists():
                     run = resume(path, federation=data, model=self._model, watch=watch, progress=False)
@@ -87,10 +90,17 @@ def in_turn(
 ) -> bool:
     """Run cells one after another, as long as another may begin; say whether all were run."""
     runner = CellRunner(federation, model)
-    left = list(cells)
+    left, alike = list(cells), count_alike(cells, 1)
     while (cell := take_next(left, may_begin)) is not None:
-        tell(cell, runner.run(cell.path, cell.experiment, partial(tell, cell)))
+        tell(cell, runner.run(cell.path, cell.experiment, partial(tell, cell), alike[cell.path]))
     return not left
+
+
+def count_alike(cells: Sequence[Cell], jobs: int) -> dict[Path, int]:
+    """Return of every cell how many with its method and network each of so many processes runs: their step is one."""
+    of = {cell.path: (cell.method, str(cell.experiment.model)) for cell in cells}
+    number = Counter(of.values())
+    return {path: ceil(number[step] / jobs) for path, step in of.items()}
 
 
 def take_next(left: list[Cell], may_begin: Callable[[Cell], bool]) -> Cell | None:
@@ -137,7 +147,7 @@ def _share_out(
     may_begin: Callable[[Cell], bool],
     time_left: Callable[[], float | None],
 ) -> bool:
-    left, workers = list(cells), list[CellWorker]()
+    left, workers, alike = list(cells), list[CellWorker](), count_alike(cells, jobs)
     try:
         while any(map(may_begin, left)) or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
@@ -146,7 +156,7 @@ def _share_out(
                 if worker.cell is None and (cell := take_next(left, may_begin)) is not None:
                     worker.cell = cell
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
-                        worker.line.send((cell.path, _on_one_worker(cell.experiment), cell.prunable))
+                        worker.line.send((cell.path, _on_one_worker(cell.experiment), cell.prunable, alike[cell.path]))
             ready = wait([worker.line for worker in workers if worker.cell is not None], time_left())
             if not ready:  # the time is up
                 return False

@@ -35,8 +35,8 @@ def main(socket: int) -> None:
         sys.path[:] = line.recv()
         runner = CellRunner(*pickle.loads(line.recv_bytes()))
         while True:
-            path, experiment, prunable = line.recv()
-            line.send(runner.run(path, experiment, partial(tell, prunable)))
+            path, experiment, prunable, alike = line.recv()
+            line.send(runner.run(path, experiment, partial(tell, prunable), alike))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending
 
 
