@@ -1,4 +1,4 @@
-"""A command of ours as a user types it, and when its first round was over."""
+"""A command of ours as a user types it, and when its first round was over; and the naive loop on the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.runs.training import describe_experiment
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ def run_command(out: Path, verb: str, asked: Mapping[str, Any], methods: str | N
     if process.returncode:
         raise FedstrataError(f"{' '.join(command)} ended with exit code {process.returncode}")
     return Taken(time.perf_counter() - began, first)
+
+
+def run_naively(path: Path, asked: Mapping[str, Any]) -> float:
+    """Return what the naive loop takes on a GPU for all rounds of an experiment, from a tenth of them."""
+    experiment = describe_experiment(None, None, asked, None, None)
+    path.write_text(experiment.to_toml())
+    some = max(experiment.train.rounds // 10, 3)
+    command = [sys.executable, "-m", "benchmarks._naive_gpu", str(path), str(some)]
+    started = time.perf_counter()
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    whole, told = time.perf_counter() - started, json.loads(done.stdout.splitlines()[-1])
+    return whole + (experiment.train.rounds - some) * float(median(told["rounds"]))
 
 
 def import_torch() -> float:

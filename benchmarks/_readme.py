@@ -13,7 +13,19 @@ from typing import Any
 HERE = Path(__file__).parent
 README, SPEED = HERE.parent / "README.md", HERE.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks._readme -->", "<!-- end of figures -->"
-SHOWN = ("engine", "profile", "gpu", "gpu_rounds", "gpu_steps", "scaling", "ray", "privacy", "sites", "report")
+SHOWN = (
+    "engine",
+    "profile",
+    "gpu",
+    "gpu_cifar10",
+    "gpu_rounds",
+    "gpu_steps",
+    "scaling",
+    "ray",
+    "privacy",
+    "sites",
+    "report",
+)
 FIRST = {  # what the README shows of each
     "engine": (
         "`fedstrata run`: first round",
@@ -22,7 +34,8 @@ FIRST = {  # what the README shows of each
         "W1 CNN, the naive loop",
         "W1 CNN, Flower",
     ),
-    "gpu": ("fashion-mnist, CNN tf32: the naive loop", "fashion-mnist, 14 methods", "cifar10"),
+    "gpu": ("fashion-mnist, CNN tf32: the naive loop", "fashion-mnist, 14 methods"),
+    "gpu_cifar10": ("ResNet-18 GN bf16, crop and flip: the naive loop",),
     "scaling": ("100 selected of 1,000,000, memory", "a round, 1,000,000 against 1,000"),
     "privacy": ("prf at 100 x 20 against ckks-paper at 100 x 5, CPU",),
     "sites": ("exchange", "Stratify"),
