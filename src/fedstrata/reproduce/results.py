@@ -254,13 +254,21 @@ def _made_with() -> Mapping[str, Any]:
     digest = sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
-    git = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
         "device": "gpu" if gpu else "cpu",
         "hardware": torch.cuda.get_device_name() if gpu else f"{cores()} cores of {platform.machine()}",
         "versions": {"fedstrata": __version__, "torch": torch.__version__},
-        "commit": git.stdout.strip() or None,
+        "commit": _commit(root),
         "code": digest.hexdigest()[:16],
     }
+
+
+def _commit(root: Path) -> str | None:
+    """Return the commit whose code this is; with "-dirty" where it has been changed since."""
+
+    def git(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=False)
+
+    if not (commit := git("rev-parse", "--short", "HEAD").stdout.strip()):
+        return None
+    return commit if git("diff", "--quiet", "HEAD", "--", ".").returncode == 0 else f"{commit}-dirty"
