@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +35,7 @@ def main() -> None:
     if asked.quick and asked.save:
         parser.error("--quick measures too little to be saved")
     benchmark = import_module(f"benchmarks.{asked.name}")
-    rows = benchmark.measure(quick=asked.quick)
+    rows = list(_told(benchmark.measure(quick=asked.quick)))
     if asked.quick:  # goals are those of the full size: a small one says nothing about them
         rows = [row | {"met": None} if row["goal"] is not None else row for row in rows]
     print(json.dumps(rows) if asked.json else table(rows))
@@ -41,6 +43,14 @@ def main() -> None:
         (HERE / "results").mkdir(exist_ok=True)
         kept = {"benchmark": asked.name, **about(benchmark), "rows": rows}
         (HERE / "results" / f"{asked.name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def _told(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Tell every row as soon as it is measured, where that is one after another."""
+    for row in rows:
+        if not isinstance(rows, list):
+            print(table([row]), file=sys.stderr, flush=True)
+        yield row
 
 
 def table(rows: list[dict[str, Any]]) -> str:

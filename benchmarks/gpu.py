@@ -46,13 +46,14 @@ METHODS = "fedavg,fedprox,scaffold,feddyn,moon,fednova,fedadam,fedyogi,fedlc,fed
 COMPARED = 40  # rounds of each cell
 
 
-def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """Return ratios of whole commands."""
+def measure(quick: bool = False) -> Iterator[dict[str, Any]]:
+    """Give ratios of whole commands."""
     if not torch.cuda.is_available() or "fashion-mnist" not in store.names():
         print("torch sees no GPU, or fashion-mnist is not in the data folder: nothing is measured", file=sys.stderr)
-        return [row("fashion-mnist, CNN tf32: the naive loop", None, "x ours", at_least=8.0)]
+        yield row("fashion-mnist, CNN tf32: the naive loop", None, "x ours", at_least=8.0)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        return list(_commands(Path(folder), 10 if quick else ROUNDS, 5 if quick else COMPARED))
+        yield from _commands(Path(folder), 10 if quick else ROUNDS, 5 if quick else COMPARED)
 
 
 def _commands(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:

@@ -42,14 +42,15 @@ CIFAR = {
 FIRST = {"train.rounds": 2, "engine.compile": True}
 
 
-def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """Return ratios of whole commands."""
+def measure(quick: bool = False) -> Iterator[dict[str, Any]]:
+    """Give ratios of whole commands."""
     if not torch.cuda.is_available() or "cifar10" not in store.names():
         print("torch sees no GPU, or cifar10 is not in the data folder: nothing is measured", file=sys.stderr)
-        return [row("ResNet-18 GN bf16, crop and flip: the naive loop", None, "x ours", at_least=4.0)]
+        yield row("ResNet-18 GN bf16, crop and flip: the naive loop", None, "x ours", at_least=4.0)
+        return
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER] = f"{folder}/compiled"  # where nothing was compiled before
-        return list(_commands(Path(folder), 5 if quick else ROUNDS))
+        yield from _commands(Path(folder), 5 if quick else ROUNDS)
 
 
 def _commands(folder: Path, rounds: int) -> Iterator[dict[str, Any]]:

@@ -53,14 +53,16 @@ WAYS = {  # whether it is compiled, with channels last, and whether cuDNN search
 Lane = tuple[Trainer, "torch.cuda.Stream"]
 
 
-def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """Return microseconds a step, and seconds before the first; of all workloads, or of the first."""
+def measure(quick: bool = False) -> Iterator[dict[str, Any]]:
+    """Give microseconds a step, and seconds before the first; of all workloads, or of the first."""
     if not torch.cuda.is_available():
         print("torch sees no GPU: nothing is measured", file=sys.stderr)
-        return [row("steps on a GPU", None, "us")]
+        yield row("steps on a GPU", None, "us")
+        return
     ask_for_queues()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    return [one for name in list(WORKLOADS)[: 1 if quick else None] for one in _workload(name)]
+    for name in list(WORKLOADS)[: 1 if quick else None]:
+        yield from _workload(name)
 
 
 def _workload(name: str) -> Iterator[dict[str, Any]]:
