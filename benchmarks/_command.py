@@ -24,10 +24,13 @@ class Taken:
     first: float | None  # until the first round was over
 
 
-def run_command(out: Path, verb: str, asked: Mapping[str, Any], methods: str | None = None) -> Taken:
+def run_command(
+    out: Path, verb: str, asked: Mapping[str, Any], methods: str | None = None, jobs: int | None = None
+) -> Taken:
     """Run `fedstrata VERB` with these settings; its processes are new, and the files that it reads are not."""
     settings = [part for key, value in asked.items() for part in ("--set", f"{key}={_toml(value)}")]
     several = ["--methods", methods, "--seeds", "2"] if methods else []
+    several += ["--jobs", str(jobs)] if jobs else []
     began, first, events = time.perf_counter(), None, out / "events.jsonl"
     command = [sys.executable, "-m", "fedstrata", verb, *several, *settings, "--out", str(out), "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
