@@ -33,7 +33,7 @@ def test_the_readme_s_first_table_is_in_step_with_the_results(judged):
     readme = (ROOT / "README.md").read_text()
     assert with_headlines(readme, judged) == readme, AGAIN
     first = readme.index("| ")
-    assert readme[first:].startswith("| paper | its headline |")
+    assert readme[first:].startswith("| paper | table |")
 
 
 def test_the_readme_says_where_runs_had_a_part_of_the_data(judged):

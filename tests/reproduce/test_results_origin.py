@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 
+from typer.testing import CliRunner
+
+from fedstrata import cli
 from fedstrata.reproduce.results import _commit
 
 
@@ -26,3 +29,11 @@ def test_code_that_was_changed_since_its_commit_says_so(tmp_path):
     assert _commit(package) == commit
     (package / "code.py").write_text("a = 2\n")
     assert _commit(package) == f"{commit}-dirty"
+
+
+def test_published_runs_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(cli.app, ["reproduce", "show", "B2"])
+    assert shown.exit_code == 0
+    assert "runs: 0 of" not in shown.stdout
+    assert "runs that come with fedstrata" in shown.stderr

@@ -209,7 +209,10 @@ def _note_missing(results: Path) -> None:
     from fedstrata.reproduce.results import FOLDER, PUBLISHED
 
     if results == FOLDER and not results.is_dir() and PUBLISHED.is_dir():
-        print("note: these are the runs that come with the package", file=sys.stderr)
+        print(
+            "note: these are the runs that come with fedstrata; what you run is kept in reproduce/results here",
+            file=sys.stderr,
+        )
     elif not results.is_dir():
         said = f"note: there is no folder {results} here, so no run counts as done; --results names another"
         print(said, file=sys.stderr)

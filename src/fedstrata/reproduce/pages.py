@@ -21,7 +21,7 @@ from fedstrata.reproduce.show import (
     state_of,
     write_gain,
 )
-from fedstrata.reproduce.table import PAPERS
+from fedstrata.reproduce.table import PAPERS, PaperTable
 from fedstrata.runs.compare.tables import markdown_grid
 
 WRITTEN = "<!-- written by `fedstrata reproduce page`; edit the files under src/fedstrata/reproduce instead -->"
@@ -52,16 +52,22 @@ def write_markdown(judged: All, folder: Path) -> list[Path]:
 
 
 def with_headlines(text: str, judged: All) -> str:
-    """Return a document with each paper's headline between its marks: the table that is reproduced first."""
+    """Return a document with the table of each paper that is reproduced first between its marks."""
     before, rest = text.split(BEGIN)
-    lines = ["| paper | its headline | the paper's gain | ours | verdict | command |", "|---|---|---:|---:|---|---|"]
+    lines = ["| paper | table | the paper's gain | ours | verdict | command |", "|---|---|---:|---:|---|---|"]
     for paper, name in PAPERS.items():
         own = of_paper(paper, judged)[0]
         table = own.results.table
-        says = f"[{name}](docs/papers/{paper}.md)", table.what
+        says = f"[{name}](docs/papers/{paper}.md)", _what(table)
         command = f"`{run_command(table)}`"
         lines.append(f"| {' | '.join((*says, *_gains(own), f'{own.verdict.word}{_beside_printed(own)}', command))} |")
     return f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}"
+
+
+def _what(table: PaperTable) -> str:
+    """Say which table it is, and of which columns figures of the paper are known, if not of all."""
+    known = table.contrasted
+    return table.what if known == table.conditions else f"{table.what}; figures of {', '.join(known)} alone"
 
 
 def _gains(own: Judged) -> tuple[str, str]:
@@ -72,10 +78,11 @@ def _gains(own: Judged) -> tuple[str, str]:
 
 
 def _beside_printed(own: Judged) -> str:
-    """Warn where runs had a part of the data, or where the baselines do not come to their printed figures."""
-    said = "; on a part of the data" if own.results.partial else ""
-    apart = departures(own.results)
+    """Warn of lost settings, of a part of the data, and of baselines that do not come to their printed figures."""
     table = own.results.table
+    said = f"; {len(table.lost)} settings are lost in our copy" if table.lost else ""
+    said += "; on a part of the data" if own.results.partial else ""
+    apart = departures(own.results)
     if apart is None or abs(apart[1]) < POINT or table.metrics[table.metric].lower:
         return said
     return f"{said}; baselines {100 * abs(apart[1]):.2f} points {'above' if apart[1] > 0 else 'below'} the paper's"

@@ -35,7 +35,9 @@ from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import BY_CLIENT, LAST, Metric, evaluations
 
 FOLDER = Path("reproduce") / "results"
-PUBLISHED = Path(__file__).parent / "published"  # those that come with an installed package; a checkout has FOLDER
+HERE = Path(__file__).parent
+PLACES = (HERE / "published", HERE.parents[2] / FOLDER)  # those that come with a package, or with a checkout
+PUBLISHED = next((place for place in PLACES if place.is_dir()), PLACES[0])
 ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced_accuracy")
 MAYBE = tuple(f"{name}{end}" for name in BY_CLIENT for end in ("", f"_last{LAST}"))  # where runs measured them
 COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds", "best_accuracy_round")
@@ -184,7 +186,7 @@ def _point(event: Mapping[str, Any]) -> list[float]:
 
 
 def _read(path: Path) -> dict[Key, dict[str, Any]]:
-    """Return the entries of a file; where the usual folder does not have it, those that came with the package."""
+    """Return the entries of a file; where the usual folder does not have it, those that were published."""
     if path.parent == FOLDER and not path.exists():
         path = PUBLISHED / path.name
     return _load(path)[1] if path.exists() else {}
@@ -250,7 +252,7 @@ def _compiled(run: Run) -> bool:
 def _made_with() -> Mapping[str, Any]:
     """Return versions, hardware, and the code itself: by its commit where there is one, and by its text."""
     gpu = torch.cuda.is_available()
-    root = Path(__file__).parent.parent
+    root = HERE.parent
     digest = sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())

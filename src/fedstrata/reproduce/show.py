@@ -106,7 +106,7 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     printed += ", which is no gain" if contrast.claimed is not None and contrast.claimed <= 0 else ""
     printed += f", {told}" if (told := _claimed_there(contrast)) else ""
     if contrast.mean is not None:
-        p = "" if contrast.p is None else f"p = {contrast.p:.2g}"
+        p = "" if contrast.p is None else f"p = {contrast.p:.2g} over {contrast.pairs} pairs"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
         said.append("; ".join(filter(None, (f"{named}: {write_contrast(contrast)}", printed, p))))
         said += [told] if (told := from_printed(results)) else []
@@ -212,8 +212,8 @@ def was_searched(table: PaperTable) -> bool:
 
 
 def state_of(results: Results) -> str:
-    """Say in two words how far a table is: done means that its primary contrast is there."""
-    return f"{len(results.runs)}/{len(results.table.wanted())}{' done' if results.done else ''}"
+    """Say in a few words how far a table is: done means that its primary contrast is there."""
+    return f"{len(results.runs)}/{len(results.table.wanted())}{', contrast done' if results.done else ''}"
 
 
 def _write(value: float | None, metric: Metric) -> str:
@@ -234,7 +234,7 @@ def contrast_so_far(results: Results, contrast: Contrast) -> str:
         return "-" if results.runs else "not run yet"
     wanted = sum(map(results.table.primary, results.table.wanted()))
     there = wanted - sum(map(results.table.primary, results.missing()))
-    said = f"{write_contrast(contrast)}{'' if there == wanted else f', {there} of {wanted} runs'}"
+    said = write_contrast(contrast) + ("" if there == wanted else f", {there} of the contrast's {wanted} runs")
     return f"{said}; the paper has {told}" if (told := _claimed_there(contrast)) else said
 
 

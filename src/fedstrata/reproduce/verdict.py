@@ -49,6 +49,7 @@ class Contrast:
     wanted: int
     conditions: tuple[int, int] = (0, 0)  # how many have pairs, of how many
     claimed_there: float | None = None  # the gain that the paper prints under those that have
+    pairs: int = 0  # over all conditions
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def contrast(results: Results) -> Contrast:
         max(table.seeds, SEEDS),
         (sum(pairs > 0 for pairs in seeds), len(seeds)),
         _mean(there),
+        len(ours),
     )
 
 
