@@ -42,6 +42,12 @@ SHOWN = (
     "bytes_to",
     "remarks",
 )
+MEANS = {  # what a name does not say
+    "worst10": "mean of the worst tenth of clients",
+    "accuracy_last10": "mean of the last ten evaluations",
+    "seconds": "of this machine",
+    "time": "of devices and links; virtual in a simulation",
+}
 ASKED_FOR = (
     "name",
     "personal_mean",
@@ -127,6 +133,7 @@ def conclude(done: Run, as_json: bool) -> None:
     for key in ("best_accuracy", "best_balanced_accuracy"):
         if (best := done.summary[f"{key}_round"]) is not None:
             lines[key] += f" (round {best})"
+    lines |= {key: f"{lines[key]} ({means})" for key, means in MEANS.items() if shown[key] is not None}
     print("\n".join(f"{key:22} {said}" for key, said in lines.items()))
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
