@@ -12,6 +12,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from deployed import a_server
@@ -19,8 +20,8 @@ from test_deploy_server import node
 from test_gate import through
 
 from fedstrata import __version__
-from fedstrata.core.errors import RequestError
-from fedstrata.deploy import flower, node_signature, server, site_reporter, site_reports, state, status
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.deploy import client, flower, node_signature, server, site_reporter, site_reports, state, status
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.kept_connection import KeptConnection
 from fedstrata.deploy.node_signature import KEY, TIME, KnownKeys, NodeKey
@@ -54,6 +55,8 @@ def test_a_site_that_falls_silent_is_away_since_its_last_word(book):
     reports.take(SiteReport("a", "left", 5.0))
     assert conditions(folder)["a"].about == "its owner stopped it"
     assert ReportBook(folder / site_reports.FILE)._known["a"]["state"] == "left", "it outlives the gate"
+    reports.take(SiteReport("a", "left", 5.0, "its data cannot be served"))
+    assert conditions(folder)["a"].about == "its data cannot be served"
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,18 @@ def test_a_site_reports_with_the_key_that_it_began_with(made, tmp_path, monkeypa
 
 def refusal(code):
     return answer(status=code)
+
+
+def test_a_site_whose_data_cannot_be_read_says_so_as_it_goes(tmp_path, monkeypatch):
+    def begin():
+        raise FedstrataError("a value of a patient")
+
+    here, sent = reporter(tmp_path, monkeypatch, [answer(), answer()])
+    assert here.begin()
+    told = SimpleNamespace(site="a")
+    with pytest.raises(client.EndedError, match="its data cannot be served; see above"):
+        client._load(told, SimpleNamespace(begin=begin), SimpleNamespace(code=lambda _: 2), here, print)
+    assert (sent[-1].state, sent[-1].about) == ("left", "its data cannot be served")
 
 
 def test_a_full_disk_is_said_here_and_to_the_server(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from staging import SITES, wait_for
 from fedstrata.deploy import flower, keys, server
 from fedstrata.deploy.auth_proxy import GATE
 from fedstrata.deploy.run_app import pyproject
+from fedstrata.deploy.site_reports import conditions
 
 pytestmark = pytest.mark.sites
 
@@ -48,6 +49,7 @@ def test_sites_are_up_under_their_names_and_strangers_are_refused(federation, tm
     assert "leave out --insecure" in plain
     assert "nowhere.csv" in broken
     assert "its data cannot be served" in broken
+    assert conditions(federation.there.folder)["e"].about == "its data cannot be served"
 
 
 def test_a_program_that_the_server_sends_is_not_run_at_a_site(federation, tmp_path):

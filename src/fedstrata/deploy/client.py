@@ -47,6 +47,7 @@ REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower 
 CONNECTED = "SuperNode ID"
 OTHER_AUTHORITY = (18, 19, 20, 21)  # what OpenSSL calls a certificate that nobody who is trusted has signed
 
+NO_DATA = "its data cannot be served"
 SITE, NODE = "the site's process", "the connection to the server"
 PROCESS = [sys.executable, "-P", "-m", "fedstrata.remote.site_process"]  # the path of its configuration follows
 
@@ -203,7 +204,7 @@ def attend(client: CheckedClient, say: Say) -> None:
             certificates.turn()
         reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
         _knock(client, reporter, say)
-        _load(client, site, household, say)
+        _load(client, site, household, reporter, say)
         with Door(site.answer, door):
             _wait_for_key(client, reporter)
             _connect(client, household, door, reporter, say)
@@ -218,6 +219,7 @@ def attend(client: CheckedClient, say: Say) -> None:
                     time.sleep(0.5)
                 reporter.check_known(client.patience)  # a server that shut the site out is why, whatever Flower says
                 note("site_ended_by_itself", logging.ERROR, what=gone)
+                reporter.why = f"{gone} ended by itself"
                 raise _ended(client, gone)
 
 
@@ -276,13 +278,15 @@ def _unknown(client: CheckedClient) -> str:
     )
 
 
-def _load(client: CheckedClient, site: SiteOnDemand, household: Household, say: Say) -> None:
+def _load(client: CheckedClient, site: SiteOnDemand, household: Household, reporter: SiteReporter, say: Say) -> None:
     """Let the data be read once, so that what is wrong with them is said now."""
     try:
         site.begin()
     except FedstrataError:
         code = household.code(SITE)
-        raise EndedError(f"site {client.site}: its data cannot be served; see above", code or 1) from None
+        reporter.why = NO_DATA
+        reporter.close()
+        raise EndedError(f"site {client.site}: {NO_DATA}; see above", code or 1) from None
     say(f"site {client.site}: its data are ready")
 
 

@@ -53,6 +53,7 @@ class SiteReporter:
     folder: Path  # the site's state: what must be written there, whatever it does
     socket: Path  # of its process
     say: Callable[[str], None]
+    why: str = ""  # it goes, where its owner did not stop it; nothing of its data
     _next: float = 0.0
     _state: str = READY
     _since: float = field(default_factory=time.time)
@@ -108,10 +109,10 @@ class SiteReporter:
         return self._status == TAKEN
 
     def close(self) -> None:
-        """Say that the site goes; whoever does not hear it finds out. Who was shut out is nobody, and says nothing."""
+        """Say that the site goes, and why; whoever does not hear it finds out. Who was shut out says nothing."""
         if self._status != NO_KEY:
             with suppress(RequestError):
-                self._send(SiteReport(self.site, LEFT, time.time(), "", __version__))
+                self._send(SiteReport(self.site, LEFT, time.time(), self.why, __version__))
         self._line.close()
 
     def check_known(self, patience: float) -> None:

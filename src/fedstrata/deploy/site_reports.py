@@ -38,7 +38,7 @@ class SiteReport:
     site: str
     state: str  # one of STATES
     since: float  # seconds since 1970, by its own clock
-    about: str = ""  # busy: with which run; disk full: what cannot be written
+    about: str = ""  # busy: with which run; disk full: what cannot be written; left: why, if not by its owner
     version: str = ""  # of its fedstrata
     roll: int = 0  # the serial number of the roll that it goes by
 
@@ -108,7 +108,8 @@ def conditions(folder: Path, now: float | None = None) -> dict[str, SiteConditio
     now, found = now or time.time(), {}
     for site, told in read_reports(folder).items():
         away = told["state"] == LEFT or _late(told, now)
-        why = "its owner stopped it" if told["state"] == LEFT else "it fell silent" if away else told["about"]
+        left = told["about"] or "its owner stopped it"
+        why = left if told["state"] == LEFT else "it fell silent" if away else told["about"]
         since = told["at"] if away else told["since"]
         found[site] = SiteCondition(AWAY if away else told["state"], since, why, told["at"])
     return found
