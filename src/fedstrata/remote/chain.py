@@ -26,9 +26,8 @@ from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.privacy.envelopes import job_of, read_envelope, read_hello
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
-from fedstrata.remote.chain_site import MOVES, SPOILT, STALE
-from fedstrata.remote.checks import expected_shapes
-from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.protocol import SPOILT, STALE, build_request, to_json
+from fedstrata.remote.report_shapes import MOVES, expected_shapes
 
 Replies = dict[str, tuple[bytes, ...]]
 Tell = Callable[[Mapping[str, bytes]], Replies]  # requests by site; replies have one field

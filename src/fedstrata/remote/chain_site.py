@@ -20,12 +20,8 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.wire import pack, pack_report, pack_task, unpack, unpack_report, unpack_task
 from fedstrata.privacy.envelopes import Letterbox, SpoiltError, StaleError, job_of
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.remote.checks import expected_shapes
-from fedstrata.remote.protocol import read_values
-
-SPOILT = b"spoilt"  # the reply of a site that can do nothing with what another one handed on
-STALE = b"stale"  # that of a site which was restarted, and has another key now
-MOVES = {"update": "params", "buffers": "buffers"}  # what a report says of them is the way from what a task brought
+from fedstrata.remote.protocol import SPOILT, STALE, read_values
+from fedstrata.remote.report_shapes import MOVES, expected_shapes
 
 Train = Callable[[bytes], tuple[bytes, bytes]]  # a task in, what to reply out
 

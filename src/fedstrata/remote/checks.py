@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import all_finite
-from fedstrata.core.compression import Compression
 from fedstrata.core.messages import (
     REFUSED,
     Report,
@@ -25,30 +24,15 @@ from fedstrata.core.messages import (
 )
 from fedstrata.core.plan import Plan
 from fedstrata.core.wire import unpack, unpack_report
-from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import hide_figures, protect_report
+from fedstrata.remote.report_shapes import compression_of, expected_shapes, gradient_shapes
 from fedstrata.remote.transport import LONGEST, SMALL
 
 HUGE = 1e4  # times the length of the model: no training moves it that far
 MOST = 1e15  # of anything that a report counts
 METRICS = 1 << 16  # bytes of the open numbers of one report, beside those of labels: they all go into the events
-
-
-def expected_shapes(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of what a training report sums, by name; None where the kind of task decides."""
-    if kind == "gradient":
-        return {name: shape for name, (shape, _) in _gradient(plan).items()}
-    if kind != "train":
-        return None
-    space = plan.space
-    shapes: dict[str, tuple[int, ...]] = {"update": (space.P,)}
-    if space.Q:
-        shapes["buffers"] = (space.Q,)
-    for name, part in plan.local.chain.items():
-        shapes |= {f"{name}/{slot}": tuple(s.shape) for slot, s in part.declare_aggregated(space).items()}
-    return dict(sorted(shapes.items()))
 
 
 def longest_reply(plan: Plan) -> int:
@@ -61,15 +45,6 @@ def longest_reply(plan: Plan) -> int:
     declared = [s for part in plan.local.chain.values() for s in part.declare_aggregated(space).values()]
     numbers = space.P + space.Q + sum(int(torch.Size(slot.shape).numel()) for slot in declared)
     return min(SMALL + 32 * numbers, LONGEST)
-
-
-def _gradient(plan: Plan) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shapes and types of a gradient, as it travels."""
-    return _compression(plan).shapes("update", plan.space.P, plan.local.dtype)
-
-
-def _compression(plan: Plan) -> Compression:
-    return plan.driver.up if isinstance(plan.driver, GlobalBatches) else Compression()
 
 
 def check_report(
@@ -135,7 +110,7 @@ def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
     told = {name: tuple(tensor.shape) for name, tensor in report.aggregated.items()}
     if (shapes is not None and told != shapes) or told.get("update", (plan.space.P,)) != (plan.space.P,):
         raise RefusedError("its update has another shape than the model")
-    if task.kind == "gradient" and told and not _compression(plan).fits(report.aggregated, "update", plan.space.P):
+    if task.kind == "gradient" and told and not compression_of(plan).fits(report.aggregated, "update", plan.space.P):
         raise RefusedError("its update names numbers that the model does not have")
     dtype, chain = plan.local.dtype, plan.local.chain
     declared: dict[str, torch.dtype | None] = {
@@ -144,7 +119,7 @@ def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
         for slot, s in part.declare_aggregated(plan.space).items()
     }
     if task.kind == "gradient":
-        declared |= {name: kind for name, (_, kind) in _gradient(plan).items()}
+        declared |= {name: kind for name, (_, kind) in gradient_shapes(plan).items()}
     for name, tensor in report.aggregated.items():
         if tensor.dtype != (declared.get(name) or dtype):
             raise RefusedError(f"aggregated tensor {name} comes as {tensor.dtype}, and the run is in {dtype}")

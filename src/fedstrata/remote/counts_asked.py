@@ -13,9 +13,9 @@ from fedstrata.config.needs import needs_of
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.setup import tells_counts
+from fedstrata.remote.introduction import COUNTED
 from fedstrata.remote.protocol import read_values
 
-COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the client info that are made of label counts
 CLUSTERED = {"cluster": "masked", "centres": "masked", "enclave": "enclave"}  # requests, and the clustering they are of
 
 

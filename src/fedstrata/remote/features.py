@@ -21,7 +21,7 @@ from fedstrata.privacy.features import WHOLE, WORDS, from_words
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.sums.all_reduce import add_words
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import RemoteFederation
+from fedstrata.remote.federation import RemoteFederation
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
 

@@ -18,7 +18,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Combiner, Selector
 from fedstrata.methods.drivers.rounds import Rounds
-from fedstrata.remote.introduction import common_classes
+from fedstrata.remote.federation import common_classes
 from fedstrata.remote.proposal import SELDOM
 from fedstrata.remote.protocol import PendingError, SiteError, build_request, to_json
 from fedstrata.remote.site_registry import Said, SiteRegistry, ask_sites, note_differences, read_facts

@@ -10,10 +10,10 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.plan import Plan
 from fedstrata.privacy.labels.kept import read_kept
 from fedstrata.privacy.setup import tells_counts
-from fedstrata.remote.counts_asked import COUNTED
 from fedstrata.remote.credentials import Credentials, keys_for
+from fedstrata.remote.federation import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.first_questions import FirstQuestions, say_refusals, say_too_few
-from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.introduction import COUNTED
 from fedstrata.remote.setup import mask_labels_at, renumber_at
 from fedstrata.remote.site_registry import SiteRegistry, ask_facts, read_sites
 

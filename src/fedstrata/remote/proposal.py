@@ -13,7 +13,8 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.events import Log
-from fedstrata.remote.introduction import Introduction, common_classes
+from fedstrata.remote.federation import common_classes
+from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import PendingError
 from fedstrata.remote.site_registry import ask_facts, note_differences, of_itself
 from fedstrata.remote.transport import Transport

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
 from fedstrata.data.columns import common_columns
 from fedstrata.data.preprocessing import Preprocessing
-
-if TYPE_CHECKING:
-    from fedstrata.remote.introduction import Introduction
+from fedstrata.remote.introduction import Introduction
 
 WHATS = ("shape", "scale", "mean", "std", "per_client")
-LONGEST = 1000  # characters of a column's name, or of a value
 SAME = '; give all sites the same data.mean and data.std, with data.scale = "given"'
 
 
@@ -31,26 +27,6 @@ def common_preprocessing(sites: Mapping[str, Introduction]) -> Preprocessing:
     columns = common_columns({name: one.columns for name, one in asked.items()})
     known = replace(asked[first], columns=columns, shape=(sum(column.width for column in columns),))
     return replace(known, **_given(asked, known.features))
-
-
-def check_told(told: Preprocessing | None, shape: tuple[int, ...], unscaled: bool, site: str) -> None:
-    """Refuse what a site says of its preprocessing if it cannot be so; it is not trusted to say it right."""
-    if told is None:
-        return
-    features = len(told.features) if told.columns else (shape or (0,))[0]
-    fills = [column.fill for column in told.columns if column.fill is not None]
-    numbers = [told.scale, *(told.mean or ()), *(told.std or ()), *(f for f in fills if not isinstance(f, str))]
-    words = [word for column in told.columns for word in (column.name, *(column.values or ()))]
-    known = (told.mean is None) == (told.std is None) and len(told.mean or ()) == len(told.std or ())
-    named = not told.columns or (shape == (features,) and len({c.name for c in told.columns}) == len(told.columns))
-    values = all(len(set(column.values or ())) == len(column.values or ()) for column in told.columns)
-    sound = all(map(isfinite, numbers)) and told.scale > 0 and min(told.std or (1.0,)) > 0
-    if not unscaled and any(column.fill == "median" for column in told.columns):
-        known = False
-    if unscaled and told.mean is not None and len(told.mean) != features:
-        known = False
-    if not (known and named and values and sound) or max(map(len, words), default=0) > LONGEST:
-        raise RequestError(f"site {site} describes its features in a way that cannot be")
 
 
 def _refuse_other_kind(name: str, facts: Introduction, first: str, model: Introduction) -> None:

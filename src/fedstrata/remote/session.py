@@ -48,9 +48,9 @@ from fedstrata.remote.enclave import start_at_sites
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
+from fedstrata.remote.federation import MaskedRemoteFederation, RemoteFederation, labels_of_one
 from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.first_questions import FirstQuestions, Notes, say_too_few
-from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation, labels_of_one
 from fedstrata.remote.joining_sites import JoiningSites, closed_because
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.labels_asked import ask_labels, settle_question

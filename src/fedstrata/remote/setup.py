@@ -24,7 +24,7 @@ from fedstrata.privacy.labels.masking import MODES, agree, fitting
 from fedstrata.privacy.labels.parties import LabelServer
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import MaskedRemoteFederation
+from fedstrata.remote.federation import MaskedRemoteFederation
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, read_values, to_json
 from fedstrata.remote.site_registry import by_client

@@ -45,12 +45,12 @@ from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.enclave import CONFIRM, SUBMIT, EnclaveParty
-from fedstrata.remote.introduction import align_classes
+from fedstrata.remote.enclave_party import EnclaveParty
 from fedstrata.remote.policy.gate import PolicyGate
-from fedstrata.remote.protocol import PolicyError, read_values, to_json
+from fedstrata.remote.protocol import CONFIRM, SUBMIT, PolicyError, read_values, to_json
 from fedstrata.remote.roll import FILE, RollError
 from fedstrata.remote.site_features import SiteFeatures
+from fedstrata.remote.source import align_classes
 from fedstrata.remote.sums_served import SumsServed
 
 log = logging.getLogger(__name__)

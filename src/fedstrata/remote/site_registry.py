@@ -19,7 +19,8 @@ from fedstrata.core.events import Log
 from fedstrata.core.files import write_atomically
 from fedstrata.core.plain_text import plain_text
 from fedstrata.data.reading import Label
-from fedstrata.remote.introduction import Introduction, common_classes
+from fedstrata.remote.federation import common_classes
+from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import (
     AbsentError,
     SiteError,

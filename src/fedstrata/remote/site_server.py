@@ -45,7 +45,7 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.counts_asked import check_introduction, check_request
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import Introduction, align_classes
+from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.ledger import Ledger
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.rules import SitePolicy
@@ -67,6 +67,7 @@ from fedstrata.remote.running_task import RunningTask
 from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.remote.site_session import SiteSession
+from fedstrata.remote.source import align_classes
 from fedstrata.remote.transport import hide_error
 from fedstrata.server.evaluator import answers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Label
+from fedstrata.privacy.frames import RefusedError
 
 
 def only(federation: Federation, client: int) -> Federation:
@@ -41,3 +43,11 @@ def source(data: Mapping[str, Any], seed: int, part: tuple[int, int] | None = No
     table = dict(data) | ({"clients": part[1]} if part else {"clients": 1, "partition": "iid"})
     federation = build_federation(Experiment.of({"data": table, "train": {"seed": seed}}), scaled=False)
     return only(federation, part[0] if part else 0)
+
+
+def align_classes(federation: Federation, classes: Sequence[Label]) -> Federation:
+    """Return a site's own data with the class indices of the run."""
+    index = {label: i for i, label in enumerate(classes)}
+    if strange := sum(label not in index for label in federation.classes):
+        raise RefusedError(f"this site has {strange} labels that the run does not know")  # and names none of them
+    return federation.relabel(np.array([index[label] for label in federation.classes]), classes)
