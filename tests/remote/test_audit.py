@@ -12,9 +12,9 @@ from in_process_sites import SITES, SMALL, Here, hosts, introduce
 
 from fedstrata import RequestError
 from fedstrata.config.experiment import Experiment
-from fedstrata.remote.policy.audit import FIRST, AuditLog, verify
 from fedstrata.remote.protocol import split
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.policy.audit import FIRST, AuditLog, verify
 
 
 @pytest.fixture
@@ -115,8 +115,8 @@ def test_the_last_line_is_safe_on_disk_soon_also_where_no_other_follows(tmp_path
             soon.set()
 
     log = AuditLog(tmp_path / "audit.jsonl")
-    monkeypatch.setattr("fedstrata.remote.policy.audit.os.fsync", note)
-    monkeypatch.setattr("fedstrata.remote.policy.audit.time.monotonic", lambda: 1000.0)  # no time passes
+    monkeypatch.setattr("fedstrata.remote.site.policy.audit.os.fsync", note)
+    monkeypatch.setattr("fedstrata.remote.site.policy.audit.time.monotonic", lambda: 1000.0)  # no time passes
     for number in range(3):
         log.append("task", b"x", round=number)
     assert synced[0] == 1
@@ -151,7 +151,7 @@ def test_nothing_leaves_where_it_cannot_be_written_down(tmp_path, monkeypatch, c
 
 
 def test_a_long_log_is_read_from_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstrata.remote.policy.audit.BLOCK", 100)
+    monkeypatch.setattr("fedstrata.remote.site.policy.audit.BLOCK", 100)
     log = AuditLog(tmp_path / "audit.jsonl")
     assert list(log.newest_first()) == []
     for i in range(30):

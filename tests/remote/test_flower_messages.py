@@ -18,14 +18,14 @@ from flower_run import pretend_to_be_started, stamp
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.remote.coming_sites import ComingSites
 from fedstrata.remote.flower import client_app, messages, records, server_app
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.server_app import read_registered, wait_for
-from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
-from fedstrata.remote.site_socket import Door
+from fedstrata.remote.server.coming_sites import ComingSites
+from fedstrata.remote.server.orders import OperatorOrder, RunControl, StoppedError, give_order
+from fedstrata.remote.site.private_socket import Door
 from fedstrata.remote.transport import Failure
 
 PATIENCE = 300.0  # seconds for what will come, on however busy a machine

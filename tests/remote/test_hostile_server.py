@@ -23,8 +23,8 @@ from fedstrata.core.options import LocalPath
 from fedstrata.core.server_parts import Selector
 from fedstrata.data.devices import read_trace
 from fedstrata.privacy.frames import split
-from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.site.policy.rules import SitePolicy
 
 SECRET = "machine example.org login root password hunter2"
 PLACE = {"run": "r", "client": 1, "sites": list(SITES), "classes": list(range(10)), "speed": 1.0}

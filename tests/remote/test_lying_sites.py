@@ -15,8 +15,8 @@ from fedstrata.core.wire import pack_report, unpack_report
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_reply, read_values, split, to_json
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_server import SiteServer
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.site_server import SiteServer
 from fedstrata.testing.attacks import lie
 
 SIX = ("aachen", "bonn", "cologne", "dortmund", "essen", "fulda")

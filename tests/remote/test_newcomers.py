@@ -13,12 +13,13 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.json_log import JsonLines
 from fedstrata.deploy import keys
 from fedstrata.deploy.authority import Authority
-from fedstrata.remote import joining_sites, orders, site_registry, site_server
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.protocol import build_reply, split
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_registry import read_sites
+from fedstrata.remote.server import joining_sites, orders, site_registry
+from fedstrata.remote.server.orders import OperatorOrder, RunControl, StoppedError, give_order
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.server.site_registry import read_sites
+from fedstrata.remote.site import site_server
 
 SHORT = SMALL | {"train.rounds": 4}
 

@@ -22,11 +22,6 @@ from fedstrata.privacy.accounting import Accountant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.invitation import STREAM
 from fedstrata.remote.flower.joining import with_stream
-from fedstrata.remote.policy.approvals import Approvals
-from fedstrata.remote.policy.gate import PolicyGate
-from fedstrata.remote.policy.hours import Hours
-from fedstrata.remote.policy.resources import environment, keep_to
-from fedstrata.remote.policy.rules import Resources, SitePolicy, read_policy
 from fedstrata.remote.protocol import (
     PendingError,
     PolicyError,
@@ -37,7 +32,12 @@ from fedstrata.remote.protocol import (
     to_json,
     within,
 )
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.policy.approvals import Approvals
+from fedstrata.remote.site.policy.gate import PolicyGate
+from fedstrata.remote.site.policy.hours import Hours
+from fedstrata.remote.site.policy.resources import environment, keep_to
+from fedstrata.remote.site.policy.rules import Resources, SitePolicy, read_policy
 from fedstrata.testing import tiny_federation
 
 ONE = {"train.rounds": 1}
@@ -507,8 +507,8 @@ def test_resources_are_set_before_and_inside_the_process(monkeypatch):
 def test_a_site_s_process_gets_no_more_memory_than_its_owner_gives():
     code = """
 import torch
-from fedstrata.remote.policy.resources import keep_to
-from fedstrata.remote.policy.rules import Resources
+from fedstrata.remote.site.policy.resources import keep_to
+from fedstrata.remote.site.policy.rules import Resources
 
 keep_to(Resources(memory_gb=2.0))
 torch.zeros(1 << 20)

@@ -10,10 +10,10 @@ from in_process_sites import SITES, SMALL, Here, hosts
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.remote.introduction import Introduction
-from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
-from fedstrata.remote.proposal import odd_ones
 from fedstrata.remote.protocol import PendingError, build_refusal
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.orders import OperatorOrder, RunControl, StoppedError, give_order
+from fedstrata.remote.server.proposal import odd_ones
+from fedstrata.remote.server.session import run_at_sites
 
 FULL = "it cannot write down what leaves it, and so nothing does: is its disk full?"
 

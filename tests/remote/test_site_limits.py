@@ -15,7 +15,7 @@ from fedstrata.core.plain_text import WORDS, plain_text
 from fedstrata.core.wire import pack_report, unpack_report
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import FAILED, SiteError, build_reply, join, read_reply, split
-from fedstrata.remote.session import DEADLINE, run_at_sites
+from fedstrata.remote.server.session import DEADLINE, run_at_sites
 from fedstrata.remote.transport import SMALL as SMALL_REPLY
 from fedstrata.remote.transport import Failure
 

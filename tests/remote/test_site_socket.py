@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.remote.site_socket import Door, ask
+from fedstrata.remote.site.private_socket import Door, ask
 from fedstrata.remote.transport import Failure, attempt
 
 MB = 1_000_000

@@ -27,7 +27,7 @@ class AbsentError(SiteError):
 
 
 class PolicyError(SiteError):
-    """A site's own policy does not allow what it was asked for (`policy/rules.py`)."""
+    """A site's own policy does not allow what it was asked for (`site/policy/rules.py`)."""
 
 
 class VersionError(SiteError):

@@ -10,7 +10,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.kept import OwnMap
 from fedstrata.privacy.labels.names import open_names
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.site_privacy import map_key
+from fedstrata.remote.site.privacy import map_key
 from fedstrata.runs.saved_model import SavedModel
 
 

@@ -17,12 +17,12 @@ from fedstrata.core.origin import find_own_parts_in
 from fedstrata.data.federation import Federation
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream
-from fedstrata.remote.policy.resources import keep_to
-from fedstrata.remote.policy.rules import SitePolicy
-from fedstrata.remote.site_server import SiteServer
-from fedstrata.remote.site_socket import serve
-from fedstrata.remote.site_state import StatedAnswer
-from fedstrata.remote.source import source
+from fedstrata.remote.site.policy.resources import keep_to
+from fedstrata.remote.site.policy.rules import SitePolicy
+from fedstrata.remote.site.private_socket import serve
+from fedstrata.remote.site.process_state import StatedAnswer
+from fedstrata.remote.site.site_server import SiteServer
+from fedstrata.remote.site.source import source
 
 
 def serve_site(config: Mapping[str, Any]) -> None:

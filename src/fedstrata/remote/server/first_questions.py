@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.remote.protocol import within
-from fedstrata.remote.site_registry import SiteRegistry, ask_sites, by_client, replies
+from fedstrata.remote.server.site_registry import SiteRegistry, ask_sites, by_client, replies
 
 Notes = list[tuple[str, dict[str, Any]]]  # events of getting there, for the run's folder once there is one
 Refuse = Callable[[str, FedstrataError], None]

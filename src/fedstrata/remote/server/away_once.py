@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedstrata.core.events import Log
-from fedstrata.remote.site_registry import SiteRegistry
+from fedstrata.remote.server.site_registry import SiteRegistry
 
 
 def once_while_away(site_registry: SiteRegistry, log: Log) -> Log:

@@ -18,10 +18,10 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Combiner, Selector
 from fedstrata.methods.drivers.rounds import Rounds
-from fedstrata.remote.federation import common_classes
-from fedstrata.remote.proposal import SELDOM
 from fedstrata.remote.protocol import PendingError, SiteError, build_request, to_json
-from fedstrata.remote.site_registry import Said, SiteRegistry, ask_sites, note_differences, read_facts
+from fedstrata.remote.server.federation import common_classes
+from fedstrata.remote.server.proposal import SELDOM
+from fedstrata.remote.server.site_registry import Said, SiteRegistry, ask_sites, note_differences, read_facts
 
 # Seconds. A run waits for who is not yet in it before a round, so not for long, and not often for one that is silent.
 ANSWER = 20.0  # in which newcomers say what they have

@@ -1,7 +1,7 @@
 """The sums of masked or noised steps, on the server's disk before they are applied.
 
-Sites give their update for a step once (`ledger.py`). So a server that goes on from a checkpoint does not run such a
-step again: it takes the sum that it kept, and who was there when the round began. Without one, the step makes no
+Sites give their update for a step once (`site/ledger.py`). So a server that goes on from a checkpoint does not run such
+a step again: it takes the sum that it kept, and who was there when the round began. Without one, the step makes no
 update. With it, the same noise is published again, not a second draw of it.
 
 The files lie beside the checkpoint, CHECKPOINT/sum-ROUND-STEP; the next checkpoint, which holds what came of them,

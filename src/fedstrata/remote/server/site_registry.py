@@ -19,7 +19,6 @@ from fedstrata.core.events import Log
 from fedstrata.core.files import write_atomically
 from fedstrata.core.plain_text import plain_text
 from fedstrata.data.reading import Label
-from fedstrata.remote.federation import common_classes
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import (
     AbsentError,
@@ -32,6 +31,7 @@ from fedstrata.remote.protocol import (
     within,
 )
 from fedstrata.remote.protocol_version import PROTOCOL
+from fedstrata.remote.server.federation import common_classes
 from fedstrata.remote.transport import Failure, Transport
 
 Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there are none

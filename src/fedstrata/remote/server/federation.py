@@ -23,7 +23,7 @@ from fedstrata.data.reading import Label, fold_label, order_labels
 from fedstrata.data.scaling import FeaturesTold, inputs_of
 from fedstrata.privacy.labels.masking import hold_table
 from fedstrata.remote.introduction import Introduction
-from fedstrata.remote.same_features import common_preprocessing
+from fedstrata.remote.server.same_features import common_preprocessing
 
 UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many there are
 

@@ -12,7 +12,7 @@ from fedstrata.privacy.frames import JOB, Refuse
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.sums.all_reduce import invite
 from fedstrata.remote.protocol import build_request, to_json
-from fedstrata.remote.site_registry import Ask
+from fedstrata.remote.server.site_registry import Ask
 
 
 def invite_sites(

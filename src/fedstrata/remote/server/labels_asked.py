@@ -11,11 +11,11 @@ from fedstrata.core.plan import Plan
 from fedstrata.privacy.labels.kept import read_kept
 from fedstrata.privacy.setup import tells_counts
 from fedstrata.remote.credentials import Credentials, keys_for
-from fedstrata.remote.federation import MaskedRemoteFederation, RemoteFederation
-from fedstrata.remote.first_questions import FirstQuestions, say_refusals, say_too_few
 from fedstrata.remote.introduction import COUNTED
-from fedstrata.remote.setup import mask_labels_at, renumber_at
-from fedstrata.remote.site_registry import SiteRegistry, ask_facts, read_sites
+from fedstrata.remote.server.federation import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.server.first_questions import FirstQuestions, say_refusals, say_too_few
+from fedstrata.remote.server.setup import mask_labels_at, renumber_at
+from fedstrata.remote.server.site_registry import SiteRegistry, ask_facts, read_sites
 
 
 def settle_question(site_registry: SiteRegistry, privacy: Privacy, plan: Plan, federation: RemoteFederation) -> None:

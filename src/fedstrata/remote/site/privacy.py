@@ -7,7 +7,7 @@
     cluster   take part in k-means by masked sums, with the label shares that it has
     centres   a step of it
     enclave   tell label counts to an enclave, once it has shown that it is one that the site trusts
-    features  answer a question about its features (`site_features.py`)
+    features  answer a question about its features (`features.py`)
 
 The server keeps the sealed map and shows it when a run begins or goes on; only the site can read it, so nothing of a
 run has to outlive the site's process. Secrets come from the machine, or from the site's own key where they must be the
@@ -45,13 +45,13 @@ from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.enclave_party import EnclaveParty
-from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import CONFIRM, SUBMIT, PolicyError, read_values, to_json
 from fedstrata.remote.roll import FILE, RollError
-from fedstrata.remote.site_features import SiteFeatures
-from fedstrata.remote.source import align_classes
-from fedstrata.remote.sums_served import SumsServed
+from fedstrata.remote.site.enclave import EnclaveParty
+from fedstrata.remote.site.features import SiteFeatures
+from fedstrata.remote.site.policy.gate import PolicyGate
+from fedstrata.remote.site.source import align_classes
+from fedstrata.remote.site.sums_served import SumsServed
 
 log = logging.getLogger(__name__)
 ROLL_REFUSED = "roll-refused.txt"  # in the folder of a site: the last roll that it refused, and why

@@ -16,8 +16,8 @@ from fedstrata.config.travel import parts_of
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, Fraction, Positive, Share
-from fedstrata.remote.policy.hours import Hours
 from fedstrata.remote.protocol import PolicyError
+from fedstrata.remote.site.policy.hours import Hours
 
 
 def _checked(read: Callable[[str], Any]) -> AfterValidator:

@@ -15,8 +15,8 @@ from fedstrata.privacy.enclave.selector import InEnclave
 from fedstrata.privacy.frames import JOB, split
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import CONFIRM, HELLO, SUBMIT, build_request, to_json
-from fedstrata.remote.setup import Tell
-from fedstrata.remote.site_registry import by_client
+from fedstrata.remote.server.setup import Tell
+from fedstrata.remote.server.site_registry import by_client
 
 
 def start_at_sites(

@@ -24,12 +24,12 @@ from fedstrata.privacy.features import WHOLE, to_words
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.sums.all_reduce import Participant
-from fedstrata.remote.feature_questions import FeatureQuestions
-from fedstrata.remote.policy.gate import MOST
 from fedstrata.remote.protocol import read_values
+from fedstrata.remote.site.feature_questions import FeatureQuestions
+from fedstrata.remote.site.policy.gate import MOST
 
 if TYPE_CHECKING:
-    from fedstrata.remote.site_privacy import SitePrivacy
+    from fedstrata.remote.site.privacy import SitePrivacy
 
 
 class SiteFeatures:

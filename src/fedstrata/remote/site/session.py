@@ -16,8 +16,8 @@ from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
-from fedstrata.remote.chain_site import ChainSite
-from fedstrata.remote.running_task import RunningTask
+from fedstrata.remote.site.chain import ChainSite
+from fedstrata.remote.site.running_task import RunningTask
 
 
 @dataclass

@@ -38,29 +38,29 @@ from fedstrata.privacy.setup import (
     select_inside,
     take_clusters,
 )
-from fedstrata.remote.away_once import once_while_away
-from fedstrata.remote.chain import SealedChain, unsealable
-from fedstrata.remote.checks import longest_reply
-from fedstrata.remote.clock import Observed
-from fedstrata.remote.conditions import doubting_sites, possible_at_sites
 from fedstrata.remote.credentials import Credentials, keys_for
-from fedstrata.remote.enclave import start_at_sites
-from fedstrata.remote.engine import AtSites, Masks
-from fedstrata.remote.evaluator import SiteEvaluator
-from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
-from fedstrata.remote.federation import MaskedRemoteFederation, RemoteFederation, labels_of_one
-from fedstrata.remote.few_sites import settle_sites_per_round
-from fedstrata.remote.first_questions import FirstQuestions, Notes, say_too_few
-from fedstrata.remote.joining_sites import JoiningSites, closed_because
-from fedstrata.remote.kept_sums import KeptSums
-from fedstrata.remote.labels_asked import ask_labels, settle_question
-from fedstrata.remote.orders import RunControl
-from fedstrata.remote.proposal import RunProposal
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.roll import Roll
-from fedstrata.remote.setup import cluster_at
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, ask_facts, read_keys, read_sites
+from fedstrata.remote.server.away_once import once_while_away
+from fedstrata.remote.server.chain import SealedChain, unsealable
+from fedstrata.remote.server.checks import longest_reply
+from fedstrata.remote.server.clock import Observed
+from fedstrata.remote.server.conditions import doubting_sites, possible_at_sites
+from fedstrata.remote.server.enclave import start_at_sites
+from fedstrata.remote.server.engine import AtSites, Masks
+from fedstrata.remote.server.evaluator import SiteEvaluator
+from fedstrata.remote.server.features import AGREED, agree_on_features, as_agreed, event_of
+from fedstrata.remote.server.federation import MaskedRemoteFederation, RemoteFederation, labels_of_one
+from fedstrata.remote.server.few_sites import settle_sites_per_round
+from fedstrata.remote.server.first_questions import FirstQuestions, Notes, say_too_few
+from fedstrata.remote.server.joining_sites import JoiningSites, closed_because
+from fedstrata.remote.server.kept_sums import KeptSums
+from fedstrata.remote.server.labels_asked import ask_labels, settle_question
+from fedstrata.remote.server.orders import RunControl
+from fedstrata.remote.server.proposal import RunProposal
+from fedstrata.remote.server.setup import cluster_at
+from fedstrata.remote.server.site_registry import SiteNames, SiteRegistry, ask_facts, read_keys, read_sites
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch

@@ -24,11 +24,11 @@ from fedstrata.core.files import make_folder
 from fedstrata.privacy.accounting import Accountant, library
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.remote.policy.approvals import Approvals
-from fedstrata.remote.policy.audit import AuditLog
-from fedstrata.remote.policy.hours import Hours
-from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import AbsentError, PolicyError, SiteError
+from fedstrata.remote.site.policy.approvals import Approvals
+from fedstrata.remote.site.policy.audit import AuditLog
+from fedstrata.remote.site.policy.hours import Hours
+from fedstrata.remote.site.policy.rules import SitePolicy
 
 AUDIT, RUNS = "audit.jsonl", "runs"  # in the folder of a site
 DAY = timedelta(days=1).total_seconds()

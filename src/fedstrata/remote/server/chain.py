@@ -1,6 +1,6 @@
 """The server's half of a chain that it cannot read: it knows who holds the model, and carries sealed envelopes.
 
-A hop that is not the last leaves its outcome at its site (`chain_site.py`); the server's own model stays as it is, and
+A hop that is not the last leaves its outcome at its site (`site/chain.py`); the server's own model stays as it is, and
 for the loop the hop has moved nothing. The next site gets an envelope from the one before it. At the end of the chain
 the server gets the model, and the loop what that is beyond the model it has.
 

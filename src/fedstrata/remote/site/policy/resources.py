@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fedstrata.remote.policy.rules import Resources
+from fedstrata.remote.site.policy.rules import Resources
 
 GIB = 1 << 30
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -17,9 +17,9 @@ from fedstrata.core.wire import pack
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
-from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, read_values
-from fedstrata.remote.site_registry import SiteRegistry, by_client, replies
+from fedstrata.remote.server.masked_all_reduce import invite_sites
+from fedstrata.remote.server.site_registry import SiteRegistry, by_client, replies
 from fedstrata.server.evaluator import client_figures, is_due
 from fedstrata.server.metrics import mean_recall
 

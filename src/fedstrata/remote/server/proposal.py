@@ -13,10 +13,10 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.events import Log
-from fedstrata.remote.federation import common_classes
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import PendingError
-from fedstrata.remote.site_registry import ask_facts, note_differences, of_itself
+from fedstrata.remote.server.federation import common_classes
+from fedstrata.remote.server.site_registry import ask_facts, note_differences, of_itself
 from fedstrata.remote.transport import Transport
 
 OFTEN, SELDOM = 0.2, 10.0  # seconds between two looks for the word of owners: more and more seldom

@@ -21,9 +21,9 @@ from fedstrata.privacy.features import WHOLE, WORDS, from_words
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.sums.all_reduce import add_words
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.federation import RemoteFederation
-from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.server.federation import RemoteFederation
+from fedstrata.remote.server.masked_all_reduce import invite_sites
 
 AGREED = "features_agreed"  # the event that keeps it
 FAR, ALIKE = 10.0, 5.0  # how far apart means are, and how alike deviations, where a column has another unit at a site

@@ -1,4 +1,4 @@
-"""The long-lived process of a site: `python -m fedstrata.remote.site_process CONFIG.json`.
+"""The long-lived process of a site: `python -m fedstrata.remote.site.process CONFIG.json`.
 
 A run waits for it, so it begins with what takes longest: it imports what it needs, and torch with it, in one go.
 """
@@ -19,7 +19,7 @@ def main(path: str) -> None:
     """Serve until ended."""
     end_with_parent()
     with quick_imports():
-        service = import_module("fedstrata.remote.site_service")
+        service = import_module("fedstrata.remote.site.service")
     service.serve_site(json.loads(Path(path).read_text()))
 
 

@@ -34,14 +34,14 @@ from fedstrata.privacy.sums.all_reduce import TOO_FEW, add_tensors
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import Carry
-from fedstrata.remote.chain import SealedChain
-from fedstrata.remote.checks import check_report, model_of, read_all_reduce, unlike
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.kept_sums import KeptSum, KeptSums
-from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import MET, build_request, to_json
 from fedstrata.remote.report_shapes import expected_shapes
-from fedstrata.remote.site_registry import SiteNames, SiteRegistry, by_client
+from fedstrata.remote.server.chain import SealedChain
+from fedstrata.remote.server.checks import check_report, model_of, read_all_reduce, unlike
+from fedstrata.remote.server.kept_sums import KeptSum, KeptSums
+from fedstrata.remote.server.masked_all_reduce import invite_sites
+from fedstrata.remote.server.site_registry import SiteNames, SiteRegistry, by_client
 
 MOST_ALL_REDUCES = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
 

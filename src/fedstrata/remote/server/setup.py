@@ -24,10 +24,10 @@ from fedstrata.privacy.labels.masking import MODES, agree, fitting
 from fedstrata.privacy.labels.parties import LabelServer
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.federation import MaskedRemoteFederation
-from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, read_values, to_json
-from fedstrata.remote.site_registry import by_client
+from fedstrata.remote.server.federation import MaskedRemoteFederation
+from fedstrata.remote.server.masked_all_reduce import invite_sites
+from fedstrata.remote.server.site_registry import by_client
 
 MODE = "prf"  # the one mode whose secrets every site can draw for itself
 Tell = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # requests, fields -> replies that came

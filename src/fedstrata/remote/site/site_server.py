@@ -41,14 +41,8 @@ from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_l
 from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import act
-from fedstrata.remote.chain_site import ChainSite
-from fedstrata.remote.client_state import StateOnDisk
-from fedstrata.remote.counts_asked import check_introduction, check_request
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction
-from fedstrata.remote.ledger import Ledger
-from fedstrata.remote.policy.gate import PolicyGate
-from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import (
     IN,
     MET,
@@ -63,11 +57,17 @@ from fedstrata.remote.protocol import (
     to_json,
 )
 from fedstrata.remote.protocol_version import PROTOCOL
-from fedstrata.remote.running_task import RunningTask
-from fedstrata.remote.site_features import on_the_scale
-from fedstrata.remote.site_privacy import SitePrivacy
-from fedstrata.remote.site_session import SiteSession
-from fedstrata.remote.source import align_classes
+from fedstrata.remote.site.chain import ChainSite
+from fedstrata.remote.site.client_state import StateOnDisk
+from fedstrata.remote.site.counts_asked import check_introduction, check_request
+from fedstrata.remote.site.features import on_the_scale
+from fedstrata.remote.site.ledger import Ledger
+from fedstrata.remote.site.policy.gate import PolicyGate
+from fedstrata.remote.site.policy.rules import SitePolicy
+from fedstrata.remote.site.privacy import SitePrivacy
+from fedstrata.remote.site.running_task import RunningTask
+from fedstrata.remote.site.session import SiteSession
+from fedstrata.remote.site.source import align_classes
 from fedstrata.remote.transport import hide_error
 from fedstrata.server.evaluator import answers
 
