@@ -1,4 +1,4 @@
-"""The same plan at real sites: `server/` asks, `site/` answers.
+"""The same plan at real sites: `server/` asks, `site/` answers, and neither imports the other.
 
 What both know
     `protocol` and its `protocol_version`; what a site says of its data, `introduction`, and of a report,
