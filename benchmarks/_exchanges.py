@@ -22,7 +22,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.server_app import wait_for
 from fedstrata.remote.flower.stream import open_stream
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
 from fedstrata.remote.transport import Failure, Transport
 
 WARM, BATCH = 20, 16  # exchanges that do not count; samples of a batch

@@ -10,8 +10,8 @@ import numpy as np
 from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.remote.flower.joining import with_stream
-from fedstrata.remote.site_server import SiteServer
-from fedstrata.remote.site_socket import serve
+from fedstrata.remote.site.private_socket import serve
+from fedstrata.remote.site.site_server import SiteServer
 
 ECHO = b"echo"
 SAMPLES, TESTS, SHAPE, CLASSES = 2_000, 30, (1, 28, 28), 10

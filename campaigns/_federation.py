@@ -12,9 +12,9 @@ from fedstrata.core.wire import unpack_task
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.frames import split
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_server import SiteServer
-from fedstrata.remote.source import only
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.site_server import SiteServer
+from fedstrata.remote.site.source import only
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 

@@ -36,12 +36,12 @@ from fedstrata.data.sets.own import Own
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.frames import Frame, open_frame, split
 from fedstrata.privacy.identity import Identity, KeyDirectory
-from fedstrata.remote.checks import check_report, read_all_reduce
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import build_reply, build_request, read_reply, read_values, to_json, within
-from fedstrata.remote.site_registry import read_sites
-from fedstrata.remote.site_server import SiteServer
-from fedstrata.remote.source import only
+from fedstrata.remote.server.checks import check_report, read_all_reduce
+from fedstrata.remote.server.site_registry import read_sites
+from fedstrata.remote.site.site_server import SiteServer
+from fedstrata.remote.site.source import only
 from fedstrata.report.gather import gather
 from fedstrata.report.page import page
 from fedstrata.report.run_data import RunData

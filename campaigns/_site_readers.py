@@ -14,14 +14,14 @@ from typing import Any
 from campaigns._reader import Reader, of, written
 from fedstrata.deploy.site_reports import SiteReport
 from fedstrata.privacy.identity import Identity
-from fedstrata.remote.ledger import FILE as LEDGER
-from fedstrata.remote.ledger import Ledger
-from fedstrata.remote.orders import OperatorOrder, read_orders
-from fedstrata.remote.policy.approvals import Approvals
-from fedstrata.remote.policy.audit import AuditLog, verify
-from fedstrata.remote.policy.rules import read_policy
 from fedstrata.remote.protocol import PendingError
 from fedstrata.remote.roll import Roll
+from fedstrata.remote.server.orders import OperatorOrder, read_orders
+from fedstrata.remote.site.ledger import FILE as LEDGER
+from fedstrata.remote.site.ledger import Ledger
+from fedstrata.remote.site.policy.approvals import Approvals
+from fedstrata.remote.site.policy.audit import AuditLog, verify
+from fedstrata.remote.site.policy.rules import read_policy
 
 POLICY = Path(__file__).parents[1] / "examples" / "site.toml"
 

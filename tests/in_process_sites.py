@@ -11,9 +11,9 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.config.travel import to_sites
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_request, split, to_json
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_server import SiteServer
-from fedstrata.remote.source import source
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.site_server import SiteServer
+from fedstrata.remote.site.source import source
 
 SITES = ("aachen", "bonn", "cologne")
 SMALL = {

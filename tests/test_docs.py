@@ -16,7 +16,7 @@ import fedstrata
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.sections import Section
 from fedstrata.core import registry
-from fedstrata.remote.policy.rules import SitePolicy, read_policy
+from fedstrata.remote.site.policy.rules import SitePolicy, read_policy
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedstrata"

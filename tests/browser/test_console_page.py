@@ -22,7 +22,7 @@ from fedstrata.deploy.run_queue import turn
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 from fedstrata.deploy.submit import Submission
-from fedstrata.remote.orders import FILE
+from fedstrata.remote.server.orders import FILE
 from fedstrata.runs.folder import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.extended]

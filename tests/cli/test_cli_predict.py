@@ -18,7 +18,7 @@ from fedstrata import Arrays, DataSet, train
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
 
 
 @pytest.fixture(scope="module")

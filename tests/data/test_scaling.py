@@ -17,7 +17,7 @@ from fedstrata import Column, Experiment, Federation, Inputs, Preprocessing, Req
 from fedstrata.config.build import build_federation
 from fedstrata.data.statistics import Answers, Exchanges, mean_and_deviation, medians
 from fedstrata.privacy.features import from_words, to_words
-from fedstrata.remote.source import source
+from fedstrata.remote.site.source import source
 
 SMALL = {"train.rounds": 2, "train.clients_per_round": "all", "train.epochs": 1}
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedstrata.deploy import answering, objects_under_way, run_process
 from fedstrata.deploy.heartbeats import beat_on
-from fedstrata.remote.site_socket import WAKE, Door
+from fedstrata.remote.site.private_socket import WAKE, Door
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.backup import backup, restore
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import BookedRun
-from fedstrata.remote.orders import OperatorOrder, give_order, read_orders
+from fedstrata.remote.server.orders import OperatorOrder, give_order, read_orders
 from fedstrata.runs.folder import Run
 
 

@@ -23,10 +23,10 @@ from fedstrata.deploy.board_console import BoardConsole
 from fedstrata.deploy.run_queue import tickets, turn
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 from fedstrata.deploy.submit import Submission
-from fedstrata.remote import waiting_note
 from fedstrata.remote.flower.app_config import RunConfig
-from fedstrata.remote.orders import FILE, StoppedError
-from fedstrata.remote.waiting_note import WaitingNote
+from fedstrata.remote.server import waiting_note
+from fedstrata.remote.server.orders import FILE, StoppedError
+from fedstrata.remote.server.waiting_note import WaitingNote
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from fedstrata.core import files
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import client, flower, state
-from fedstrata.remote.policy.rules import SitePolicy
+from fedstrata.remote.site.policy.rules import SitePolicy
 
 
 def options(command: list[str]) -> dict[str, str | None]:

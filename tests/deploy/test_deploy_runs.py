@@ -26,7 +26,7 @@ from fedstrata.deploy.app import foreign
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.run_launcher import SUBMIT
 from fedstrata.remote.flower.app_config import BLANK
-from fedstrata.remote.waiting_note import FILE as WAITING
+from fedstrata.remote.server.waiting_note import FILE as WAITING
 from fedstrata.runs.folder import Run
 
 

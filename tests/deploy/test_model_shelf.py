@@ -23,7 +23,7 @@ from fedstrata.deploy.model_shelf import MODELS, ModelShelf, path_of
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.deploy.run_book import BookedRun
 from fedstrata.remote.flower.failure import write_failure
-from fedstrata.remote.orders import StoppedError
+from fedstrata.remote.server.orders import StoppedError
 
 WHO = {"user": "ada", "uid": 7, "host": "h"}
 

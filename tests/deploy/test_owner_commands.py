@@ -12,11 +12,11 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.config.travel import to_sites
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import client, state
-from fedstrata.remote.policy.approvals import Approvals
-from fedstrata.remote.policy.audit import AuditLog, verify
-from fedstrata.remote.policy.gate import AUDIT, RUNS
-from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import PendingError, PolicyError
+from fedstrata.remote.site.policy.approvals import Approvals
+from fedstrata.remote.site.policy.audit import AuditLog, verify
+from fedstrata.remote.site.policy.gate import AUDIT, RUNS
+from fedstrata.remote.site.policy.rules import SitePolicy
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMIT, SUBMITTED, RunL
 from fedstrata.deploy.site_on_demand import SiteOnDemand
 from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.remote.protocol import build_request
-from fedstrata.remote.site_socket import WAKE, Door
+from fedstrata.remote.site.private_socket import WAKE, Door
 
 HTTP = {"type": "http", "state": {}}
 

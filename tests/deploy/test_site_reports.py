@@ -29,7 +29,7 @@ from fedstrata.deploy.processes import Household
 from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError
 from fedstrata.deploy.site_reporter import SiteReporter, unwritable
 from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
-from fedstrata.remote.site_state import STATE, StatedAnswer
+from fedstrata.remote.site.process_state import STATE, StatedAnswer
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from fedstrata.privacy.protect import cut, flatten, protect_report, protect_upda
 from fedstrata.privacy.sums.fixed_point import WIDE, Encoding
 from fedstrata.privacy.sums.secure_sum import Parties, in_memory
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
 
 LAYOUT = {"update": torch.zeros(2, 2), "buffers": torch.zeros(1, dtype=torch.float64)}
 JOB = bytes(16)

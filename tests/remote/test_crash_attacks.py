@@ -20,7 +20,7 @@ from fedstrata.deploy.keys import make
 from fedstrata.privacy.masked_sum import StepSum
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_request, read_reply, split, to_json, within
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
 
 FOUR = (*SITES, "dresden")
 MASKED = {
@@ -259,7 +259,7 @@ def test_nothing_leaves_a_site_whose_disk_refuses(tmp_path, keys, monkeypatch):
     def full(*_, **__):
         raise OSError("no space left")
 
-    monkeypatch.setattr("fedstrata.remote.ledger.write_atomically", full)
+    monkeypatch.setattr("fedstrata.remote.site.ledger.write_atomically", full)
     run = train(keys, network, MASKED, tmp_path / "run")
     assert not [key for key in network.given if key[0] == "sum masked"]
     assert without_update(run) == [1, 2, 3]

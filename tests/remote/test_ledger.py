@@ -13,9 +13,9 @@ from fedstrata.core.errors import UnsummableError
 from fedstrata.core.messages import Report, Sums, Task
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.remote import ledger
-from fedstrata.remote.kept_sums import KeptSum, KeptSums
-from fedstrata.remote.ledger import FILE, Ledger
+from fedstrata.remote.server.kept_sums import KeptSum, KeptSums
+from fedstrata.remote.site import ledger
+from fedstrata.remote.site.ledger import FILE, Ledger
 
 # ---- the site's ledger -----------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ def test_a_kept_sum_is_that_of_its_step_only_and_fills_no_disk(tmp_path, monkeyp
     assert kept.find([Task(task.client, 4, 2, "train", 0, (0, 1), {}, {}) for task in TASKS]) is None
     assert kept.find([Task(task.client, 4, 1, "gradient", 0, (0, 1), {}, {}) for task in TASKS]) is None
     (file,) = tmp_path.iterdir()
-    monkeypatch.setattr("fedstrata.remote.kept_sums.MOST", 2 * file.stat().st_size)
+    monkeypatch.setattr("fedstrata.remote.server.kept_sums.MOST", 2 * file.stat().st_size)
     later = [[Task(0, 4, step, "train", 0, (0, 1), {}, {})] for step in (2, 3)]
     assert [kept.keep(tasks, KEPT) for tasks in later] == [True, False]
     assert kept.find(later[1]) is None

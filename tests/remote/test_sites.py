@@ -19,9 +19,10 @@ from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.introduction import Introduction, common_classes, labels_of_one
+from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.federation import common_classes, labels_of_one
+from fedstrata.remote.server.session import run_at_sites
 from fedstrata.remote.transport import Failure
 
 METHODS = {

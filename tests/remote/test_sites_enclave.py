@@ -13,9 +13,9 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.config.sections import EnclaveChoice
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.enclave.dev_insecure import InsecureWarning
-from fedstrata.remote import enclave
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server import enclave
+from fedstrata.remote.server.session import run_at_sites
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::fedstrata.privacy.enclave.dev_insecure.InsecureWarning"),

@@ -21,13 +21,13 @@ from fedstrata.data.statistics import Question
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.feature_questions import FeatureQuestions
-from fedstrata.remote.features import AGREED, other_units
-from fedstrata.remote.few_sites import settle_sites_per_round, to_submit
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import build_reply, read_reply
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.source import source
+from fedstrata.remote.server.features import AGREED, other_units
+from fedstrata.remote.server.few_sites import settle_sites_per_round, to_submit
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.feature_questions import FeatureQuestions
+from fedstrata.remote.site.source import source
 
 COLUMNS = ("age", "pressure", "smokes", "sodium")
 TRAIN = {

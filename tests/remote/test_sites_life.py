@@ -15,14 +15,14 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.wire import pack, unpack
-from fedstrata.remote import engine
-from fedstrata.remote.client_state import RUNS, StateOnDisk
-from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.protocol import build_reply, split
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_registry import read_sites
-from fedstrata.remote.site_server import SiteServer
-from fedstrata.remote.source import only, source
+from fedstrata.remote.server import engine
+from fedstrata.remote.server.orders import OperatorOrder, RunControl, StoppedError, give_order
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.server.site_registry import read_sites
+from fedstrata.remote.site.client_state import RUNS, StateOnDisk
+from fedstrata.remote.site.site_server import SiteServer
+from fedstrata.remote.site.source import only, source
 from fedstrata.runs.folder import Run
 
 

@@ -8,7 +8,7 @@ from in_process_sites import SITES, Here, hosts, model
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core import registry
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
 
 TINY = {
     "data.clients": 3,

@@ -20,12 +20,12 @@ from fedstrata.deploy.keys import make
 from fedstrata.methods.schedules.lots import Lots
 from fedstrata.privacy.labels.kept import OwnMap
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.label_names import open_model
-from fedstrata.remote.orders import RunControl
 from fedstrata.remote.protocol import build_refusal, build_reply, read_reply, split
-from fedstrata.remote.session import run_at_sites
-from fedstrata.remote.site_privacy import SitePrivacy
-from fedstrata.remote.site_registry import read_sites
+from fedstrata.remote.server.orders import RunControl
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.server.site_registry import read_sites
+from fedstrata.remote.site.label_names import open_model
+from fedstrata.remote.site.privacy import SitePrivacy
 from fedstrata.runs.session import build_session
 
 FOUR = (*SITES, "dresden")
@@ -257,7 +257,7 @@ def test_a_site_opens_no_map_but_its_own_and_its_run_s(keys):
 )
 def test_a_server_that_asks_for_counts_which_its_run_does_not_need_gets_none(tmp_path, keys, monkeypatch, wish):
     """Sites go by the experiment that they admitted; a server would hear the counts of each, one by one."""
-    monkeypatch.setattr("fedstrata.remote.labels_asked.tells_counts", lambda privacy, needs: True)
+    monkeypatch.setattr("fedstrata.remote.server.labels_asked.tells_counts", lambda privacy, needs: True)
     wish = PRF | wish | {"train.rounds": 1}
     said = []
     watched = with_keys(keys, SMALL | wish, lambda name, kind, reply: said.append((kind, reply)) or reply)

@@ -25,7 +25,7 @@ from fedstrata.privacy.frames import RefusedError, open_frame
 from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_request, split, within
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
 
 SFL = SMALL | {"method.name": "sfl", "train.rounds": 2}
 CHAINS = {

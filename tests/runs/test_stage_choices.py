@@ -16,8 +16,8 @@ from fedstrata.config.open_stages import fill, open_stages, reopen
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.recipes import STAGES
 from fedstrata.methods.situation import Situation, StageChoice
-from fedstrata.remote.policy.rules import SitePolicy
-from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.server.session import run_at_sites
+from fedstrata.remote.site.policy.rules import SitePolicy
 from fedstrata.runs.stage_choices import choose_stages, measure
 from fedstrata.testing.tiny import tiny_federation
 

@@ -19,10 +19,10 @@ from fedstrata.client.site_client import Site
 from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack_report, unpack_report, unpack_task
 from fedstrata.deploy import client
-from fedstrata.remote import site_process
 from fedstrata.remote.flower import stream_site
 from fedstrata.remote.flower.framing import Kind
-from fedstrata.remote.site_server import SiteServer
+from fedstrata.remote.site import process
+from fedstrata.remote.site.site_server import SiteServer
 
 LIES = {
     "nan": lambda tensor: tensor * torch.nan,
@@ -83,4 +83,4 @@ if __name__ == "__main__":
         main()
     else:
         misbehave(json.loads(Path(sys.argv[1]).read_text())["site"])
-        site_process.main(*sys.argv[1:])
+        process.main(*sys.argv[1:])

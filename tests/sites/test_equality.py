@@ -11,7 +11,7 @@ from staging import distance
 from fedstrata import RequestError, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
-from fedstrata.remote.label_names import open_model
+from fedstrata.remote.site.label_names import open_model
 from fedstrata.runs.folder import Run
 
 pytestmark = pytest.mark.sites

@@ -10,9 +10,9 @@ import pytest
 from staging import SITES, WHILE, wait_for
 
 from fedstrata.deploy import submit
-from fedstrata.remote.policy.approvals import Approvals
 from fedstrata.remote.protocol import build_request, split, to_json
-from fedstrata.remote.site_socket import ask
+from fedstrata.remote.site.policy.approvals import Approvals
+from fedstrata.remote.site.private_socket import ask
 
 pytestmark = pytest.mark.sites
 

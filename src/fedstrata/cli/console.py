@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fedstrata.deploy.overview import Overview
     from fedstrata.deploy.server import FederationServer
-    from fedstrata.remote.orders import Action
+    from fedstrata.remote.server.orders import Action
 
 app = typer.Typer(
     help="Watch sites, runs and queue, and steer runs. An operator stops and approves them, here or by subcommand.",

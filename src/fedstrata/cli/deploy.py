@@ -143,7 +143,7 @@ def client(
     from fedstrata.deploy import flower, state
     from fedstrata.deploy.client import CheckedClient, FederationClient, describe_data, read_part
     from fedstrata.deploy.keys import of_site
-    from fedstrata.remote.policy.rules import read_policy
+    from fedstrata.remote.site.policy.rules import read_policy
 
     flower.require_flower()
     name, at = state.site_name(site), state.join_address(*state.address(server))

@@ -25,7 +25,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score the model of a run on samples whose labels are known."""
-    from fedstrata.remote.label_names import open_model
+    from fedstrata.remote.site.label_names import open_model
     from fedstrata.runs.amounts import write_share
     from fedstrata.runs.metrics import HIGHER
 

@@ -29,7 +29,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the model of a run, for use without fedstrata."""
-    from fedstrata.remote.label_names import open_model
+    from fedstrata.remote.site.label_names import open_model
     from fedstrata.runs import export as exporting
 
     asked = dict(zip(exporting.KINDS, (onnx, torchscript, torch_export, state_dict), strict=True))

@@ -30,8 +30,8 @@ def approve(
     as_json: AsJson = False,
 ) -> None:
     """Say whether this site takes part in a run. Its policy has approval = "ask"."""
-    from fedstrata.remote.policy.approvals import Approvals
-    from fedstrata.remote.policy.gate import RUNS
+    from fedstrata.remote.site.policy.approvals import Approvals
+    from fedstrata.remote.site.policy.gate import RUNS
 
     known = Approvals(_folder(site) / RUNS)
     if run is None and (refuse or show):
@@ -66,8 +66,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Show what has left this site, and check the log of it. Exit code 1 if somebody changed it."""
-    from fedstrata.remote.policy.audit import verify
-    from fedstrata.remote.policy.gate import AUDIT
+    from fedstrata.remote.site.policy.audit import verify
+    from fedstrata.remote.site.policy.gate import AUDIT
 
     path = _folder(site) / AUDIT
     written, verdict = verify(path, known)

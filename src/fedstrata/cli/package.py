@@ -37,7 +37,7 @@ def package(
     from fedstrata.deploy import state
     from fedstrata.deploy.client import describe_data
     from fedstrata.deploy.package import MetricsAddress, for_server, for_site, sites_of, write_all
-    from fedstrata.remote.policy.rules import read_policy
+    from fedstrata.remote.site.policy.rules import read_policy
 
     host, port = state.address(server)
     known = sites_of(keys)

@@ -51,7 +51,7 @@ def predict(
 ) -> None:
     """Predict the labels of raw inputs with the model of a run."""
     from fedstrata.core.files import write_atomically
-    from fedstrata.remote.label_names import open_model
+    from fedstrata.remote.site.label_names import open_model
 
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise RequestError(f"-o {out} is a folder, or there is none to write it to; name a file")

@@ -19,7 +19,7 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.app_config import NodeConfig
-from fedstrata.remote.site_socket import WAKE, ask
+from fedstrata.remote.site.private_socket import WAKE, ask
 
 HELD = 1.0  # seconds: a look for messages that took longer was held by the server until there was one, or for a while
 AT_ONCE = 0.05  # seconds before the next look then

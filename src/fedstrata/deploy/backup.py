@@ -35,8 +35,8 @@ from fedstrata.deploy.run_book import FILE as BOOK
 from fedstrata.deploy.run_book import read_booked
 from fedstrata.deploy.run_copy import copy_run
 from fedstrata.deploy.state import QUEUE
-from fedstrata.remote.orders import FILE as ORDERS
 from fedstrata.remote.roll import FILE as ROLL
+from fedstrata.remote.server.orders import FILE as ORDERS
 
 FORMAT = 1
 MANIFEST = "manifest.json"

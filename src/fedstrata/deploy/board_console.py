@@ -10,7 +10,7 @@ from fedstrata.deploy.overview import RunRow, SiteRow, look
 from fedstrata.deploy.run_orders import name_operator, order
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import clock
-from fedstrata.remote.orders import Action
+from fedstrata.remote.server.orders import Action
 
 
 class BoardConsole:

@@ -37,11 +37,11 @@ from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
 from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
 from fedstrata.deploy.site_reporter import SiteReporter
-from fedstrata.remote.site_socket import Door
+from fedstrata.remote.site.private_socket import Door
 
 if TYPE_CHECKING:
     from fedstrata.config.experiment import Experiment
-    from fedstrata.remote.policy.rules import SitePolicy
+    from fedstrata.remote.site.policy.rules import SitePolicy
 
 REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
 CONNECTED = "SuperNode ID"
@@ -49,7 +49,7 @@ OTHER_AUTHORITY = (18, 19, 20, 21)  # what OpenSSL calls a certificate that nobo
 
 NO_DATA = "its data cannot be served"
 SITE, NODE = "the site's process", "the connection to the server"
-PROCESS = [sys.executable, "-P", "-m", "fedstrata.remote.site_process"]  # the path of its configuration follows
+PROCESS = [sys.executable, "-P", "-m", "fedstrata.remote.site.process"]  # the path of its configuration follows
 
 INSECURE = """\
 !!! INSECURE: nothing is encrypted, and the server is not asked who it is. This is for trying out on one machine."""
@@ -86,13 +86,13 @@ class FederationClient:
 
     def around(self) -> dict[str, str]:
         """Return what stands in the environment of the site's process, beside what is there anyway."""
-        from fedstrata.remote.policy.resources import environment  # noqa: PLC0415 - torch
+        from fedstrata.remote.site.policy.resources import environment  # noqa: PLC0415 - torch
 
         return dict(environment(self.agreed().resources))
 
     def agreed(self) -> SitePolicy:
         """Return what the site agrees to."""
-        from fedstrata.remote.policy.rules import SitePolicy  # noqa: PLC0415 - torch
+        from fedstrata.remote.site.policy.rules import SitePolicy  # noqa: PLC0415 - torch
 
         return self.policy or SitePolicy()
 

@@ -16,8 +16,8 @@ from fedstrata.deploy.run_queue import Ticket, control_of, tickets
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import SiteCondition, clock
 from fedstrata.deploy.status import count_contributions
-from fedstrata.remote.orders import Action
-from fedstrata.remote.waiting_note import read_waiting
+from fedstrata.remote.server.orders import Action
+from fedstrata.remote.server.waiting_note import read_waiting
 from fedstrata.runs.folder import Run
 
 FAULTS_SHOWN = 5

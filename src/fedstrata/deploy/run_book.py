@@ -19,7 +19,7 @@ from fedstrata.deploy.logs import note
 from fedstrata.remote.flower.failure import FAILED, was_stopped
 
 FILE = "runs.jsonl"
-SITES = "sites.json"  # in a run folder: `remote/site_registry.py` writes it, and needs torch
+SITES = "sites.json"  # in a run folder: `remote/server/site_registry.py` writes it, and needs torch
 WAITING, RUNNING, FINISHED, FAILED_STATE, STOPPED = "waiting", "running", "finished", "failed", "stopped"
 LOOK = 2.0  # seconds between two looks at runs that are not over
 NEW = 3600.0  # seconds in which a run without a folder may still be waiting for its sites

@@ -10,7 +10,7 @@ from fedstrata.deploy.keys import refuse_readable
 from fedstrata.deploy.run_queue import Ticket, control_of, find, log
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.submit import roll_of
-from fedstrata.remote.orders import FILE, Action, OperatorOrder, give_order, operator_key
+from fedstrata.remote.server.orders import FILE, Action, OperatorOrder, give_order, operator_key
 
 
 def order(server: FederationServer, action: Action, run: str, operator: Path | None) -> str:

@@ -18,7 +18,7 @@ from fedstrata.deploy.objects_under_way import ask_again_soon
 
 RUNNER = "flwr.superlink.runtime.run_serverapp"
 FLOWER = (RUNNER, "flwr.superlink.cli", "httpcore")  # its command, and what its requests go through
-NEEDED = ("fedstrata.remote.session", "fedstrata.remote.flower.server_app", "fedstrata.remote.flower.stream")
+NEEDED = ("fedstrata.remote.server.session", "fedstrata.remote.flower.server_app", "fedstrata.remote.flower.stream")
 WARM = 120.0  # seconds that it waits for a task
 
 

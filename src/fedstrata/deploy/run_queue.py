@@ -31,7 +31,7 @@ from fedstrata.deploy.logs import asker
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.state import QUEUE, turn_of
 from fedstrata.deploy.submit import Submission, over, roll_of
-from fedstrata.remote.orders import FILE, RunControl, StoppedError
+from fedstrata.remote.server.orders import FILE, RunControl, StoppedError
 from fedstrata.runs.folder import Run
 
 OFTEN = 0.2  # seconds between two looks

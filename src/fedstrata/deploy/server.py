@@ -27,7 +27,7 @@ from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import RunWatch
 from fedstrata.deploy.run_launcher import SOON, SUBMIT, UNUSABLE
 from fedstrata.deploy.site_reports import SiteCondition, conditions
-from fedstrata.remote.waiting_note import forget_waiting
+from fedstrata.remote.server.waiting_note import forget_waiting
 
 READY = 90.0  # seconds in which a server must be up
 SHOWN = 15  # lines of a log where something failed

@@ -24,7 +24,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy.logs import note
 from fedstrata.privacy.frames import join
 from fedstrata.remote.flower.invitation import STREAM
-from fedstrata.remote.site_socket import LONGEST_WAIT, WAKE, ask, look
+from fedstrata.remote.site.private_socket import LONGEST_WAIT, WAKE, ask, look
 
 EXPECTED = 30.0  # seconds that a process waits at least for what was announced
 REST = 60.0  # seconds without a request after which the process ends; a run over a stream is one long request

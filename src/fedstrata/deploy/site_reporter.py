@@ -33,8 +33,8 @@ from fedstrata.deploy.site_reports import (
     SiteReport,
 )
 from fedstrata.remote import protocol_version
-from fedstrata.remote.site_socket import ask
-from fedstrata.remote.site_state import STATE
+from fedstrata.remote.site.private_socket import ask
+from fedstrata.remote.site.process_state import STATE
 
 PROBE = bytes(1 << 16)  # what a site must be able to write
 AGAIN = 1.0  # seconds until a server that says nothing of a key is asked again

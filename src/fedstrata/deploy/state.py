@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
-from fedstrata.remote.site_socket import LONGEST_PATH
+from fedstrata.remote.site.private_socket import LONGEST_PATH
 
 PORT = 8000
 QUEUE = "queue"  # in a server's folder: runs in their order

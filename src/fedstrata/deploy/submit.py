@@ -28,13 +28,13 @@ from fedstrata.deploy.logs import asker
 from fedstrata.deploy.processes import running
 from fedstrata.deploy.run_book import BookedRun, book
 from fedstrata.deploy.server import FederationServer, hand_in, tail
-from fedstrata.remote.conditions import possible_at_sites
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
 from fedstrata.remote.roll import Roll
-from fedstrata.remote.waiting_note import forget_waiting
+from fedstrata.remote.server.conditions import possible_at_sites
+from fedstrata.remote.server.few_sites import to_submit
+from fedstrata.remote.server.waiting_note import forget_waiting
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 

@@ -1,18 +1,8 @@
-"""The same plan at real sites.
+"""The same plan at real sites: `server/` asks, `site/` answers, and neither imports the other.
 
-Between both sides
-    `protocol` and its `protocol_version`, `transport` (over Flower: `flower/`), `introduction`; who takes part with
-    which keys: `certificates`, `credentials`, `roll`. Both ends of the `enclave`.
-At the server, before the first round
-    `session` puts a run together: `conditions`, `few_sites`, `proposal`, `coming_sites`, `first_questions`,
-    `labels_asked`, `setup`, `features`, `same_features`.
-At the server, in a run
-    `engine`, `evaluator` and `clock`; `site_registry`, `joining_sites`, `away_once`, `waiting_note`; `checks`,
-    `masked_all_reduce`, `kept_sums`, `chain`; what operators say, `orders`.
-At a site
-    `site_server` answers for a `site_session` with a `running_task`; `chain_site`; what its owner allows, `policy/`.
-    What leaves it: `site_privacy`, `site_features`, `counts_asked`, `feature_questions`, `sums_served`, `ledger`.
-    Its process: `site_process`, `site_service`, `site_socket`, `site_state`, `source`, `client_state`.
-After a run
-    `label_names`.
+What both know
+    `protocol` and its `protocol_version`; what a site says of its data, `introduction`, and of a report,
+    `report_shapes`. Who takes part with which keys: `certificates`, `credentials`, `roll`.
+Between them
+    `transport` carries requests; over Flower, `flower/`.
 """

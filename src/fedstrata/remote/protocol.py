@@ -13,6 +13,9 @@ from fedstrata.privacy.frames import RefusedError, join, split
 DONE, FAILED = b"done", b"failed"
 IN = "in"  # a request that belongs to a run
 MET, REPORT = b"meet", b"report"  # what a site replies to a task: what it brings to the others, or its report
+SPOILT = b"spoilt"  # the reply of a site that can do nothing with what another one handed on
+STALE = b"stale"  # that of a site which was restarted, and has another key now
+HELLO, SUBMIT, CONFIRM = b"hello", b"submit", b"confirm"  # what a site does in turn to tell an enclave something
 
 
 class SiteError(FedstrataError):
@@ -24,7 +27,7 @@ class AbsentError(SiteError):
 
 
 class PolicyError(SiteError):
-    """A site's own policy does not allow what it was asked for (`policy/rules.py`)."""
+    """A site's own policy does not allow what it was asked for (`site/policy/rules.py`)."""
 
 
 class VersionError(SiteError):

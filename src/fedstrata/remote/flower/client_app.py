@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.app_config import NodeConfig
 from fedstrata.remote.flower.records import unwrap, wrap
-from fedstrata.remote.site_socket import WAKE, ask
+from fedstrata.remote.site.private_socket import WAKE, ask
 
 RAISED = 2  # Flower's own code for an app that could not answer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
-from fedstrata.remote.orders import StoppedError
+from fedstrata.remote.server.orders import StoppedError
 
 FAILED = "failed.json"
 

@@ -19,16 +19,16 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.file_lock import take_lock
 from fedstrata.core.json_log import FILE, append_event
 from fedstrata.core.origin import find_own_parts_in
-from fedstrata.remote.coming_sites import ANYBODY, ComingSites
 from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.node_names import remember
-from fedstrata.remote.orders import FILE as ORDERS
-from fedstrata.remote.orders import RunControl
 from fedstrata.remote.roll import Roll
+from fedstrata.remote.server.coming_sites import ANYBODY, ComingSites
+from fedstrata.remote.server.orders import FILE as ORDERS
+from fedstrata.remote.server.orders import RunControl
+from fedstrata.remote.server.waiting_note import WaitingNote
 from fedstrata.remote.transport import Transport
-from fedstrata.remote.waiting_note import WaitingNote
 
 OFTEN = 0.2  # seconds between two looks for sites
 Say = Callable[[str], None]
@@ -58,7 +58,7 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
         os.chdir(asked.folder)
         find_own_parts_in(asked.folder)
     from fedstrata.remote.credentials import Credentials  # noqa: PLC0415
-    from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
+    from fedstrata.remote.server.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
     met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
     known = partial(read_registered, Path(asked.nodes)) if asked.nodes else None
@@ -114,7 +114,7 @@ def read_registered(path: Path) -> dict[int, str]:
 
 def coming_sites(asked: RunConfig, tell: Callable[[Collection[str]], None]) -> ComingSites:
     """Return who could come: the sites of a run that goes on, or whose keys count."""
-    from fedstrata.remote.site_registry import read_sites  # noqa: PLC0415 - torch
+    from fedstrata.remote.server.site_registry import read_sites  # noqa: PLC0415 - torch
 
     before = read_sites(asked.out) if asked.resume else None
     nodes = Path(asked.nodes) if asked.nodes else None
@@ -128,7 +128,7 @@ def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str
     If too few do, and messages will do, those, and why.
     """
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
-    from fedstrata.remote.site_registry import read_sites  # noqa: PLC0415 - torch
+    from fedstrata.remote.server.site_registry import read_sites  # noqa: PLC0415 - torch
 
     before = read_sites(asked.out) if asked.resume else None
     own = None if before is None else list(before[1])  # also those who are not back yet: they are invited when they are

@@ -31,7 +31,7 @@ from fedstrata.remote.flower.certificate import make_certificate
 from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import FORMS, Invitation
 from fedstrata.remote.flower.messages import Messages
-from fedstrata.remote.site_socket import make_private
+from fedstrata.remote.site.private_socket import make_private
 from fedstrata.remote.transport import SMALL, Failure, Transport
 
 UNIX = "unix:"  # how the address of a socket begins
