@@ -14,11 +14,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from fedstrata.core.threads import cores
 from fedstrata.engines.local.gpu import MPS_PIPES, has_neighbours
 
 CONTROL = "nvidia-cuda-mps-control"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 QUEUES = 64  # of the hardware, for all cells together
+COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"  # of Inductor, a process: otherwise each has as many as there are cores
 
 
 def can_share() -> bool:
@@ -30,15 +32,18 @@ def can_share() -> bool:
 def sharing_gpu(jobs: int) -> Iterator[Mapping[str, str]]:
     """Give the environment in which so many processes share the GPUs, as long as they run."""
     fewer = int(os.environ.get(CONNECTIONS, QUEUES))  # as a user wants it whose other commands share the GPU too
-    queues = {CONNECTIONS: str(max(min(QUEUES // jobs, fewer), 1))}
+    each = {
+        CONNECTIONS: str(max(min(QUEUES // jobs, fewer), 1)),
+        COMPILERS: os.environ.get(COMPILERS, str(max(cores() // jobs, 1))),
+    }
     if has_neighbours() or not can_share():  # somebody's service serves us too
-        yield queues
+        yield each
         return
     with tempfile.TemporaryDirectory(prefix="fedstrata-mps-", ignore_cleanup_errors=True) as folder:
         service = {MPS_PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         begun = subprocess.run([CONTROL, "-d"], env={**os.environ, **service}, capture_output=True, check=False)
         try:
-            yield {**queues, **service} if begun.returncode == 0 else queues
+            yield {**each, **service} if begun.returncode == 0 else each
         finally:
             end = {"input": b"quit\n", "env": {**os.environ, **service}, "capture_output": True}
             subprocess.run([CONTROL], check=False, timeout=30, **end)  # type: ignore[call-overload]
