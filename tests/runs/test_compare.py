@@ -367,6 +367,20 @@ def test_methods_that_an_experiment_makes_the_same_are_not_compared(cli, tmp_pat
     assert not Path("runs").exists()
 
 
+def test_a_method_that_may_only_choose_what_another_row_has_is_not_compared(cli, tmp_path):
+    stages = ['selector = "power-of-choice"', 'corrections = ["prox"]', 'server_step = "yogi"']
+    (tmp_path / "e.toml").write_text("\n".join(["[method]", *stages]))
+    asked = ("compare", str(tmp_path / "e.toml"), "--methods", "fedavg,strata", "--seeds", "2")
+    code, _, err = cli(*asked)
+    assert code == 2
+    assert "fedavg and strata are the same here: what the experiment sets for all" in err
+    assert not Path("runs").exists()
+    (tmp_path / "e.toml").write_text("\n".join(["[method]", *stages[:2]]))
+    code, _, err = cli(*asked, *SETS)
+    assert code == 0
+    assert "note: strata runs with the experiment's selector, corrections, whatever it would choose" in err
+
+
 # ---- budgets -------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from fedstrata import RequestError
 from fedstrata.config import tables
 from fedstrata.config.tables import write_value
 from fedstrata.runs.compare import ComparisonRequest
-from fedstrata.runs.compare.control import side_differences
+from fedstrata.runs.compare.control import replaced_stages, side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.settings import Condition, Entry, folder_name, shorten
 
@@ -170,6 +170,19 @@ def test_weights_and_suggested_settings_that_differ_are_remarked_unless_they_wer
     assert side_differences(asked) == []
     alone = design(methods="fedavg,fedavg(combiner=uniform)")
     assert side_differences(alone) == [], "a row that is about its weights"
+
+
+def test_rows_whose_own_stages_the_experiment_replaces_are_named():
+    source = {"method": {"server_step": "yogi", "combiner": "size"}}
+    own = design(source, methods="fedavg,fedprox,fedyogi,scaffold,fedbss(combiner=uniform),strata")
+    assert replaced_stages(own) == [
+        "scaffold runs with the experiment's combiner, not with its own",
+        "strata runs with the experiment's combiner, server_step, whatever it would choose",
+    ]
+    assert replaced_stages(design(methods="fedavg,scaffold,strata")) == []
+    assert replaced_stages(design(methods="fedavg,scaffold", same=["combiner"])) == [], "it was asked for"
+    assert replaced_stages(design({"method": {"server_step": {"lr": 0.1}}}, methods="fedavg,fedyogi")) == []
+    assert replaced_stages(design(source, over=["train.lr=1,2"], variants=["as it is:"])) == [], "it is its own"
 
 
 def test_same_gives_all_rows_what_the_first_has():

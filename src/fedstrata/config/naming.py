@@ -41,7 +41,7 @@ def name_plan(experiment: Mapping[str, Any]) -> str:
     usual, parts = _kinds_of_recipe(recipe), [_short(recipe)]
     chosen = method.get("chosen") or ()  # by the recipe itself
     for stage in (stage for stage in STAGES if stage not in chosen):
-        own, before = _kinds(method.get(stage)), usual.get(stage, ())
+        own, before = kinds_of(method.get(stage)), usual.get(stage, ())
         if not own and stage not in method:  # a file that does not write every stage out
             continue
         parts += [f"no-{stage}" if kind == "none" else _short(kind) for kind in own if kind not in before]
@@ -73,13 +73,13 @@ def _kinds_of_recipe(name: str) -> dict[str, tuple[str, ...]]:
         method = Experiment.of({"method": {"name": "fedavg" if ":" in name else name}}).dump()["method"]
     except RequestError:  # a package that had it is not here
         return {}
-    return {stage: _kinds(method.get(stage)) for stage in STAGES}
+    return {stage: kinds_of(method.get(stage)) for stage in STAGES}
 
 
-def _kinds(spec: Any) -> tuple[str, ...]:
+def kinds_of(spec: Any) -> tuple[str, ...]:
     """Return which parts stand in a stage."""
     if isinstance(spec, list | tuple):
-        return tuple(kind for part in spec for kind in _kinds(part))
+        return tuple(kind for part in spec for kind in kinds_of(part))
     kind = spec.get("kind") if isinstance(spec, Mapping) else spec
     return (str(kind),) if kind else ()
 

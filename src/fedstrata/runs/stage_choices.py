@@ -15,6 +15,7 @@ from torch import nn
 from fedstrata.config.build import build_plan
 from fedstrata.config.completion import DEFAULTS
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.naming import kinds_of
 from fedstrata.config.open_stages import fill, open_stages, reopen
 from fedstrata.config.tables import write_value
 from fedstrata.core import registry
@@ -43,7 +44,8 @@ def choose_stages(
             kept.append(choice if why_not is None else _given_up(choice, why_not))
     settled = fill(opened, _parts(kept)) if open_stages(experiment) else experiment
     used = {choice.stage: getattr(settled.method, choice.stage) for choice in kept}
-    return settled, [replace(one, part=used[one.stage]) for one in kept if _kinds(one.part) == _kinds(used[one.stage])]
+    still = [one for one in kept if kinds_of(one.part) == kinds_of(used[one.stage])]
+    return settled, [replace(one, part=used[one.stage]) for one in still]
 
 
 def measure(experiment: Experiment, federation: FederationInfo) -> Situation:
@@ -76,8 +78,3 @@ def _refusal(experiment: Experiment, federation: FederationInfo, model: nn.Modul
 def _given_up(choice: StageChoice, why_not: str) -> StageChoice:
     why = f"{write_value(choice.part)} was meant, because {choice.why}, but does not go with this experiment: {why_not}"
     return replace(choice, part=DEFAULTS[choice.stage], why=why)
-
-
-def _kinds(part: Any) -> list[str]:
-    parts = part if isinstance(part, list | tuple) else [part]
-    return [str(one if isinstance(one, str) else one["kind"]) for one in parts]

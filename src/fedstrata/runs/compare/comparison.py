@@ -21,7 +21,14 @@ from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.execution import Execution, write_folder
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
-from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
+from fedstrata.runs.compare.layout import (
+    Planner,
+    find_states,
+    plan_cells,
+    read_folder,
+    refuse_another,
+    refuse_same_choices,
+)
 from fedstrata.runs.compare.live import write_metric
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
@@ -387,8 +394,12 @@ def lay_out(
     federation: Federation | None,
     model: nn.Module | None,
     metric: Sequence[str] | str,
+    asked: bool = False,
 ) -> Comparison:
-    """Check that all rows fit the data of all conditions, and find what the folder holds already."""
+    """Check that all rows fit the data of all conditions, and find what the folder holds already.
+
+    What is `asked` for now must also differ by what recipes choose by the data; what lies in a folder can be read.
+    """
     metrics = metrics_of(metric) if metric else (ACCURACY,)
     tuned_by = Metric.of(design.tune.metric or metrics[0].name)
     for one in (*metrics, *([tuned_by] if design.tune else [])):
@@ -405,6 +416,8 @@ def lay_out(
         search = kind(design, planner, root, tuned_by, trials)
         choices = search.choices()
     cells = plan_cells(design, planner, root, settings_of(choices))
+    if asked:
+        refuse_same_choices(design, cells)
     if path is None:
         path = Run.claim(Path("runs"), "compare")
         for cell in (*cells, *(search.cells if search else ())):

@@ -1,7 +1,8 @@
-"""Whether rows differ in more than they are about.
+"""Whether rows differ in more than they are about, or in less.
 
 Many papers average updates plainly while FedAvg weighs them by samples, and some recipes suggest settings of training.
-Such a difference is not the method's point, but it is in every figure of the comparison.
+Such a difference is not the method's point, but it is in every figure of the comparison. What an experiment sets for
+all rows, on the other hand, may take away a stage that a method is about.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedstrata.config.completion import DEFAULTS
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.naming import kinds_of
+from fedstrata.config.open_stages import open_stages
 from fedstrata.config.tables import write_value
 from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare.design import Design
-from fedstrata.runs.compare.settings import Entry
+from fedstrata.runs.compare.settings import Entry, within
 
 WEIGHTS = {"size": "by their samples", "uniform": "all alike"}  # combiners that do nothing but weigh
 
@@ -32,6 +37,27 @@ def side_differences(design: Design) -> list[str]:
                 rows = found.setdefault(text, [])
                 rows += [entry.name] if entry.name not in rows else []
     return [f"{', '.join(rows)} against {first.name}: {text}" for text, rows in found.items()]
+
+
+def replaced_stages(design: Design) -> list[str]:
+    """Say which rows have a stage from the experiment where their own method has another, or would choose one."""
+    found: dict[tuple[str, str], dict[str, None]] = {}  # stages in order, by row and how
+    for place, experiment in design.experiments.items():
+        entry = next(entry for entry in design.entries if entry.name == place[1])
+        if "method.name" not in entry.overrides:
+            continue
+        own = Experiment.of({"method": {"name": experiment.method.name}})
+        would_choose = open_stages(own)
+        for stage in STAGES:
+            key = f"method.{stage}"
+            if _sets(entry, key) or any(within(key, same) for same in design.same):
+                continue
+            ours, theirs = (getattr(one.method, stage) for one in (own, experiment))
+            if stage in would_choose and stage not in open_stages(experiment):
+                found.setdefault((entry.name, "whatever it would choose"), {})[stage] = None
+            elif stage not in would_choose and kinds_of(ours) not in (kinds_of(theirs), kinds_of(DEFAULTS[stage])):
+                found.setdefault((entry.name, "not with its own"), {})[stage] = None
+    return [f"{name} runs with the experiment's {', '.join(stages)}, {how}" for (name, how), stages in found.items()]
 
 
 def _weights(entry: Entry, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:

@@ -120,23 +120,25 @@ class Design:
 
     def _refuse_twins(self) -> None:
         """Refuse cells that are the same but for their names: a row or a column would only say another's again."""
-        for condition in self.conditions:
-            seen: dict[str, str] = {}
-            for entry in self.entries:
-                own = resolved(self.experiments[condition.name, entry.name])
-                if own in seen:
-                    where = f" under {condition.name}" if condition.name else ""
-                    raise RequestError(
-                        f"{seen[own]} and {entry.name} are the same here{where}: what the experiment sets for all "
-                        "replaces what makes them differ, or they differ in nothing; leave that, or one of them, out"
-                    )
-                seen[own] = entry.name
+        refuse_same_rows({place: resolved(own) for place, own in self.experiments.items()})
         columns: dict[str, str] = {}
         for condition in self.conditions:
             own = json.dumps([resolved(self.experiments[condition.name, e.name]) for e in self.entries])
             if own in columns:
                 raise RequestError(f"conditions {columns[own]} and {condition.name} are the same; leave one out")
             columns[own] = condition.name
+
+
+def refuse_same_rows(told: Mapping[tuple[str, str], str]) -> None:
+    """Refuse rows of which the same decides their figures; it is told by condition and row."""
+    seen: dict[tuple[str, str], str] = {}
+    for (condition, name), own in told.items():
+        if (other := seen.setdefault((condition, own), name)) != name:
+            where = f" under {condition}" if condition else ""
+            raise RequestError(
+                f"{other} and {name} are the same here{where}: what the experiment sets for all replaces what makes "
+                "them differ, or they differ in nothing; leave that, or one of them, out"
+            )
 
 
 def with_seed(experiment: Experiment, seed: int) -> Experiment:
@@ -173,7 +175,8 @@ def _keys(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved(experiment: Experiment) -> str:
-    """Return what decides a cell's figures, but for the seed and the method's name."""
+    """Return what decides a cell's figures, but for the seed: neither the method's name nor who chose its stages."""
     table = drop_changeable(experiment.dump())
-    table["method"].pop("name")
+    for key in ("name", "chosen"):
+        table["method"].pop(key, None)
     return json.dumps(table, sort_keys=True)

@@ -30,7 +30,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.runs.compare import design as designs
 from fedstrata.runs.compare.cells import VERSION, Cell, first_weights, identity
-from fedstrata.runs.compare.design import Design, resolved, with_seed
+from fedstrata.runs.compare.design import Design, refuse_same_rows, resolved, with_seed
 from fedstrata.runs.compare.settings import Condition, describe, folder_name
 from fedstrata.runs.compare.shards import is_lock
 from fedstrata.runs.session import as_asked, check_experiment
@@ -104,6 +104,17 @@ def plan_cells(design: Design, planner: Planner, root: Path, chosen: Chosen) -> 
                 cell = planner.cell(place, seed, design.experiment(condition, entry, setting), root, setting or {})
                 cells.append(replace(cell, hash="") if setting is None else cell)
     return cells
+
+
+def refuse_same_choices(design: Design, cells: Sequence[Cell]) -> None:
+    """Refuse a row whose recipe chose with every seed, by the data, what another row has."""
+    if not any(map(open_stages, design.experiments.values())):
+        return
+    told: dict[tuple[str, str], str] = {}
+    for cell in cells:
+        place = cell.condition, cell.method
+        told[place] = told.get(place, "") + resolved(with_seed(cell.experiment, 0)) + str(cell.seed)
+    refuse_same_rows(told)
 
 
 def find_state(cell: Cell, line: Mapping[str, Any] | None) -> None:

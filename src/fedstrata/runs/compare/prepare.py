@@ -18,7 +18,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.comparison import Comparison, lay_out
-from fedstrata.runs.compare.control import side_differences
+from fedstrata.runs.compare.control import replaced_stages, side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
 from fedstrata.runs.compare.queue import check_jobs, check_minutes
@@ -138,12 +138,12 @@ def prepare(
     if "method.name" in (overrides or {}):
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
     design, asked, notes = make_design(experiment, request, overrides, federation, model)
-    notes += side_differences(design)
+    notes += [*replaced_stages(design), *side_differences(design)]
     if design.tune:
         first = metrics_of(asked.metric)[0] if asked.metric else ACCURACY
         design = replace(design, tune=replace(design.tune, metric=design.tune.metric or first.name))
         notes += design.tune.check_rows(design.entries, design.conditions, design.same)
-    return lay_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+    return lay_out(None if out is None else Path(out), design, notes, federation, model, asked.metric, asked=True)
 
 
 def make_design(
