@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from scipy.stats import permutation_test
 
-from fedstrata.runs.compare.paired import caution, difference, interval, least_p, p_value, ranks
+from fedstrata.runs.compare.paired import caution, difference, holm, interval, least_p, p_value, ranks
 
 
 def test_an_interval_of_two_or_three_values_is_their_range():
@@ -89,3 +89,20 @@ def test_what_few_seeds_cannot_show_is_said():
     assert "their range" in caution(3)[1]
     assert caution(6) == ["intervals over 6 seeds are too narrow; about 10 make them honest"]
     assert caution(10) == []
+
+
+def test_how_many_seeds_it_takes_follows_from_how_many_methods_are_compared():
+    assert caution(5) == [
+        "with 5 seeds no p below 0.0625 is possible; below 0.05 it takes 6 seeds",
+        "intervals over 5 seeds are too narrow; about 10 make them honest",
+    ]
+    two, six = caution(6, 2)[0], caution(3, 6)[0]
+    assert two.startswith("with 6 seeds and 2 methods against the first no Holm's p below 0.0625 is possible")
+    assert two.endswith("below 0.05 it takes 7 seeds")
+    assert six.startswith("with 3 seeds and 6 methods against the first no Holm's p below 1 is possible")
+    assert six.endswith("below 0.05 it takes 8 seeds")
+    for contrasts in range(1, 40):  # so many are enough, and one less is not
+        said = caution(2, contrasts)[0]
+        enough = int(said.split()[-2])
+        smallest = [holm([p_value([1.0] * n)] * contrasts)[0] for n in (enough - 1, enough)]
+        assert smallest[1] < 0.05 <= smallest[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.runs.amounts import DIGITS, write_bytes, write_seconds, write_share
+from fedstrata.runs.compare.paired import SIGNIFICANT
 from fedstrata.runs.compare.settings import describe
 from fedstrata.runs.metrics import BALANCED, HIGHER, Metric
 
@@ -30,7 +31,6 @@ TITLES = {  # in the order in which they matter: what does not fit into a line i
 COSTS = ("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "rounds", "time")  # told once where all are equal
 SEARCHED = {"rounds": "rounds", "client_updates": "updates", "bytes": "bytes", "seconds": "seconds"}  # costs of tuning
 OVER_FIRST = "_over_first"
-SIGNIFICANT = 0.05
 
 Row = Mapping[str, Any]
 

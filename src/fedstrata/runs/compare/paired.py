@@ -2,7 +2,8 @@
 
 Few seeds tell little, and no formula changes that. The percentile bootstrap of two or three values is their range; it
 becomes an honest 95 % interval with about ten. The test flips the signs of paired differences in all 2^n ways, so its
-smallest p is 2 / 2^n: below six seeds nothing is significant at 0.05, however large the difference.
+smallest p is 2 / 2^n: below six seeds nothing is significant at 0.05, however large the difference. Holm's smallest p
+of m contrasts is m times that, so that each doubling of the contrasts takes one seed more.
 
 A value may be infinite: what a run never reached is worse than anything that another reached. Means are then over the
 finite ones, and the test goes by signed ranks, in which an infinite difference is only the largest.
@@ -13,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 LEVEL = 0.95
+SIGNIFICANT = 0.05  # below this, a p counts
 RESAMPLES = 10_000
 EXACT = 36  # pairs up to which all ways of flipping signs are gone through; beyond, `DRAWN` of them
 DRAWN = 2**16
@@ -93,13 +96,18 @@ def ranks(by_method: Mapping[str, Sequence[float]], lower: bool = False) -> dict
     return {name: places[i].tolist() for i, name in enumerate(by_method)}
 
 
-def caution(seeds: int) -> list[str]:
-    """Say what so few seeds cannot show."""
+def caution(seeds: int, contrasts: int = 1) -> list[str]:
+    """Say what so few seeds cannot show, where so many methods are compared with the first."""
     if seeds == 1:
         return ["one seed: no interval, no test"]
     said = []
-    if least_p(seeds) > 0.05:
-        said.append(f"with {seeds} seeds no p below {least_p(seeds):.3g} is possible; below 0.05 it takes 6")
+    if (least := min(1.0, contrasts * least_p(seeds))) >= SIGNIFICANT:
+        enough = next(n for n in count(seeds) if contrasts * least_p(n) < SIGNIFICANT)
+        among, what = ("", "p") if contrasts == 1 else (f" and {contrasts} methods against the first", "Holm's p")
+        said.append(
+            f"with {seeds} seeds{among} no {what} below {least:.3g} is possible; below {SIGNIFICANT} it takes {enough} "
+            "seeds"
+        )
     if seeds <= 3:
         said.append(f"the interval of {seeds} seeds is their range, and the true mean is easily outside")
     elif seeds < ENOUGH:

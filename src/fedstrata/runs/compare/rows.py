@@ -108,4 +108,4 @@ def remarks_of(
     for (remark, method), at in said.items():
         alike.setdefault((remark, ", ".join(at)), []).append(method)
     over = [f"{', '.join(methods)}{remark} (seed {at})" for (remark, at), methods in alike.items()]
-    return over + (caution(len(seeds)) if len(entries) > 1 and done else [])
+    return over + (caution(len(seeds), len(entries) - 1) if len(entries) > 1 and done else [])
