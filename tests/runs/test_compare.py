@@ -84,6 +84,12 @@ def test_the_object_says_what_there_is():
     assert done.remarks == ["one seed: no interval, no test"]
 
 
+def test_a_row_that_costs_more_is_told_beside_the_table(cli):
+    code, _, err = cli("compare", "--methods", "fedavg,scaffold", *SETS, "-q")
+    assert code == 0
+    assert "note: beside fedavg, scaffold took 2 times the bytes; --budget bytes=... makes the bytes equal" in err
+
+
 def test_the_command_prints_a_table(cli):
     code, out, err = cli("compare", "--methods", "fedavg,sfl", "--seeds", "2", *SETS, "-q")
     assert code == 0

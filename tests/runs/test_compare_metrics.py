@@ -14,6 +14,7 @@ from fedstrata import Comparison, RequestError, Run
 from fedstrata.report.gather import gather
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import page
+from fedstrata.runs.compare.costs import costs_apart
 from fedstrata.runs.compare.grid import grid_of_conditions, grid_of_figures, write_figure
 from fedstrata.runs.compare.rows import remarks_of, rows_of
 from fedstrata.runs.compare.settings import Entry
@@ -45,6 +46,24 @@ CURVES = done(slow=[40.0, 60.0, 50.0], quick=[20.0, 30.0, 40.0], stuck=[10.0, ma
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_how_many_times_the_first_row_s_costs_others_took_is_told_where_that_is_more_than_a_half():
+    runs, more = done(slow=[1.0, 1.0], quick=[1.0, 1.0], stuck=[1.0, 1.0]), done(slow=[1.0], quick=[1.0], stuck=[1.0])
+    assert costs_apart(ENTRIES, [runs]) == []
+    for seed in range(2):
+        runs["slow", seed]["client_updates"] = 0.6  # less than twice, the other way round
+        runs["stuck", seed] |= {"bytes_up": 22, "bytes_p2p": 42.0, "client_updates": 25.8}
+    assert costs_apart(ENTRIES, [runs]) == [
+        "beside slow, quick took 0.83 times the client updates, stuck took 43 times the bytes and client updates"
+        "; --budget bytes=... makes the bytes equal"
+    ]
+    more["stuck", 0]["client_updates"] = 1.0
+    assert costs_apart(ENTRIES, [more]) == ["beside slow, stuck took 2 times the client updates"]
+    said = costs_apart(ENTRIES, [runs, more])[0]
+    assert "stuck took 1 to 43 times the bytes and 2 to 43 times the client updates" in said
+    del runs["stuck", 0], runs["stuck", 1]  # not there yet
+    assert costs_apart(ENTRIES, [runs]) == []
 
 
 def test_what_was_spent_of_privacy_is_told():

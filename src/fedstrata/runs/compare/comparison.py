@@ -18,6 +18,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.choice import Choice
+from fedstrata.runs.compare.costs import costs_apart
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.execution import Execution, write_folder
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
@@ -255,6 +256,7 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What a reader of the rows should not miss."""
         said: dict[str, list[str]] = {}
+        costs = costs_apart(self.entries, [self.done(condition.name) for condition in self.conditions])
         for condition in self.conditions:
             for remark in remarks_of(self.entries, self.seeds, self.done(condition.name), self.metrics):
                 said.setdefault(remark, []).append(condition.name)
@@ -264,7 +266,7 @@ class Comparison:
             told.append(text if len(at) == many else f"{where}{text}")
         rough = caution(tested) if (tested := self.friedman) else []
         tuned = [] if self.search is None else describe_search(self.search, self.choices)
-        return [*self.notes, *self._elsewhere(), *tuned, *told, *rough]
+        return [*self.notes, *self._elsewhere(), *tuned, *costs, *told, *rough]
 
     def _elsewhere(self) -> list[str]:
         """Say which methods have finished runs in the folder and were not asked for this time."""
