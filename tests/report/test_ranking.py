@@ -18,6 +18,8 @@ from fedstrata.report.html_tables import best_of, comparison_tables
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, make_title, page
 from fedstrata.runs.compare.friedman import friedman
+from fedstrata.runs.compare.rows import FIGURES, rows_of
+from fedstrata.runs.compare.settings import Entry
 
 
 def finished(path, method="fedavg", rounds=3, **about):
@@ -79,6 +81,35 @@ def test_before_a_comparison_ends_methods_are_ranked_by_their_means_never_by_a_s
 
 
 # ---- the winner
+
+
+def test_the_best_is_judged_by_paired_differences_not_by_intervals_of_different_seeds():
+    values = {"fedavg": [0.3, 0.5, 0.7], "fedrs": [0.41, 0.61, 0.79], "strata": [0.5, 0.69, 0.91]}  # seeds differ more
+    told = dict.fromkeys((*FIGURES, "stopped", "run_dir"), 1.0)
+    done = {(m, seed): told | {"accuracy": v} for m, own in values.items() for seed, v in enumerate(own)}
+    rows = rows_of(list(map(Entry, values)), range(3), done)
+    assert rows[1]["accuracy_best_over"]["mean"] == pytest.approx(0.29 / 3)
+    assert rows[2]["accuracy_best_over"] == {"mean": 0.0, "interval": [0.0, 0.0]}
+    assert rows[1]["accuracy"]["interval"][1] > rows[2]["accuracy"]["interval"][0]
+    assert best_of(rows) == {2: "best mean"}
+    said = outcome(GatheredRuns(rows=rows))
+    assert said.endswith("Paired by seed, they differ by +9.7 [+8.0, +12.0] in points.")
+    assert "best over" not in " ".join(comparison_tables(rows)), "for the badge, not a cost"
+    done["fedrs", 2]["accuracy"] = 0.92
+    rows = rows_of(list(map(Entry, values)), range(3), done)
+    assert best_of(rows) == {2: "best, but close"}
+    assert outcome(GatheredRuns(rows=rows)).endswith("[-1.0, +9.0] in points: perhaps not at all.")
+
+
+def test_rows_of_several_comparisons_are_judged_by_their_intervals(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        finished(tmp_path / name / "fedavg" / "seed-0")
+        known = {"rows": [row("fedavg", 0.5, [0.4, 0.6]) | {"accuracy_best_over": {"mean": 0.0, "interval": [0, 0]}}]}
+        (tmp_path / name / "comparison.json").write_text(json.dumps(known))
+    found = gather([tmp_path / "one", tmp_path / "other"])
+    assert [own["method"] for own in found.rows] == ["one/fedavg", "other/fedavg"]
+    assert not [key for own in found.rows for key in own if key.endswith("_best_over")]
 
 
 def test_the_winner_is_marked_and_it_is_said_where_intervals_overlap():

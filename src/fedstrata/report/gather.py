@@ -13,7 +13,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.report.run_data import RunData
 from fedstrata.report.settings import unlike_settings
 from fedstrata.runs.compare.friedman import Friedman
-from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing
+from fedstrata.runs.compare.grid import BEST_OVER, conditions_of, metrics_in, standing
 from fedstrata.runs.compare.search import FOLDER
 
 
@@ -78,7 +78,9 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
             rows, remarks = _compared(path)
             found.tested = _tested(path) if len(paths) == 1 else None
             found.remarks += [remark for remark in remarks if remark not in found.remarks]
-            found.rows += [{**row, "method": f"{of}{row['method']}"} for row in rows]
+            for row in rows:  # the best of several comparisons was not compared with all rows
+                known = {key: value for key, value in row.items() if not (of and key.endswith(BEST_OVER))}
+                found.rows.append({**known, "method": f"{of}{row['method']}"})
             order = [(row.get("condition", ""), row["method"]) for row in rows]
             cells = [cell for cell in cells if not rows or cell[:2] in order]  # else they were asked for before
             cells.sort(key=lambda cell: order.index(cell[:2]) if rows else 0)

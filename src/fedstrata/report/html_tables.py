@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from fedstrata.report.document import of_methods
-from fedstrata.report.outcome import share
+from fedstrata.report.outcome import may_be_equal, share
 from fedstrata.report.tables import FINAL, Table
 from fedstrata.runs.amounts import write_bytes
 from fedstrata.runs.compare.grid import (
+    BEST_OVER,
     OVER_FIRST,
     grid_of_settings,
     metrics_in,
@@ -92,11 +93,8 @@ def best_of(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
     if len(known) < 2:
         return {}
     best = {at for at, place in enumerate(places) if place == max(known)}
-    ends = [(row.get(metric.name) or {}).get("interval") for row in rows]
-    own = next(ends[at] for at in best)
-    close = (
-        any(own[0] <= e[1] and e[0] <= own[1] for at, e in enumerate(ends) if e and at not in best) if own else False
-    )
+    top = rows[min(best)]
+    close = any(may_be_equal(top, row, metric) for at, row in enumerate(rows) if at not in best)
     return dict.fromkeys(best, "best, but close" if close else "best mean")
 
 
@@ -124,7 +122,7 @@ def comparison_tables(
     over = f"{first}{OVER_FIRST}"
     change = "brings" if "brings" in figures else over
     gains = [name for name in dict.fromkeys((first, change, "rank", *others, *ACCURACIES)) if name in figures]
-    costs = [name for name in figures if name not in (*gains, "brings") and not name.endswith(OVER_FIRST)]
+    costs = [name for name in figures if name not in (*gains, "brings") and not name.endswith((OVER_FIRST, BEST_OVER))]
     same = {name for name in costs if len(rows) > 1 and len({_mean(name, row) for row in rows}) == 1}
     whole = all(row.get("seeds") == seeds for row in rows)
     columns = {"method": [row["method"] for row in rows]} | ({} if whole else {"seeds": [r.get("seeds") for r in rows]})

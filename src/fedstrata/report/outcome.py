@@ -11,7 +11,16 @@ from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.amounts import write_share
-from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing, title_of, write_figure, write_value
+from fedstrata.runs.compare.grid import (
+    BEST_OVER,
+    OVER_FIRST,
+    conditions_of,
+    metrics_in,
+    standing,
+    title_of,
+    write_figure,
+    write_value,
+)
 from fedstrata.runs.metrics import Metric
 
 
@@ -84,13 +93,25 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
     most = "lowest" if metric.lower else "highest"
     said = f"Of {len(rows)} methods over {first.get('seeds')} seeds, {first['method']} has the {most} mean {title}, "
     said += f"{_figure(first, metric)}; then {second['method']}, {_figure(second, metric)}."
-    ends = [(row.get(metric.name) or {}).get("interval") for row in (first, second)]
     if first.get("seeds") == 1:
         return said + " One seed says little: more give an interval."
-    (one, other), overlap = ends, False
-    if one and other:
-        overlap = one[0] <= other[1] and other[0] <= one[1]
-    return said + (" Their intervals overlap." if overlap else "")
+    paired, may_be_none = second.get(f"{metric.name}{BEST_OVER}"), may_be_equal(first, second, metric)
+    if paired and paired["interval"]:
+        points = " in points" if not metric.lower else ""
+        told = write_figure(f"{metric.name}{OVER_FIRST}", paired)
+        return f"{said} Paired by seed, they differ by {told}{points}{': perhaps not at all' if may_be_none else ''}."
+    return said + (" Their intervals overlap." if may_be_none else "")
+
+
+def may_be_equal(best: dict[str, Any], other: dict[str, Any], metric: Metric) -> bool:
+    """Say whether the best row may be no better than another, by their paired difference.
+
+    Where that is not known, as between two comparisons, it is by their intervals.
+    """
+    if paired := other.get(f"{metric.name}{BEST_OVER}"):
+        return bool(paired["interval"]) and paired["interval"][0] <= 0 <= paired["interval"][1]
+    one, two = ((row.get(metric.name) or {}).get("interval") for row in (best, other))
+    return one is not None and two is not None and bool(one[0] <= two[1] and two[0] <= one[1])
 
 
 def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:

@@ -31,6 +31,7 @@ TITLES = {  # in the order in which they matter: what does not fit into a line i
 COSTS = ("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "rounds", "time")  # told once where all are equal
 SEARCHED = {"rounds": "rounds", "client_updates": "updates", "bytes": "bytes", "seconds": "seconds"}  # costs of tuning
 OVER_FIRST = "_over_first"
+BEST_OVER = "_best_over"  # the paired difference of the best row to one
 
 Row = Mapping[str, Any]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedstrata.runs.amounts import write_epsilon
+from fedstrata.runs.compare.grid import BEST_OVER, OVER_FIRST, standing
 from fedstrata.runs.compare.paired import caution, difference, holm, interval, ranks
 from fedstrata.runs.compare.settings import Entry
 from fedstrata.runs.metrics import Metric
@@ -44,12 +45,24 @@ def rows_of(
             row |= own[at]
         row["rank"] = interval(placed[entry.name])
         if entry.without is not None:
-            over = row[f"{metrics[0].name}_over_first"]
+            over = row[f"{metrics[0].name}{OVER_FIRST}"]
             row |= {"without": entry.without, "brings": dict(over) if metrics[0].lower else _turned(over)}
         row["stopped"] = [run["stopped"] for run in runs]
         row["run_dirs"] = [run["run_dir"] for run in runs]
         rows.append(row)
+    _compare_with_best(rows, [_by_seed(entry, seeds, done, metrics[0]) for entry in entries], metrics[0])
     return rows
+
+
+def _compare_with_best(rows: Sequence[dict[str, Any]], values: Sequence[Mapping[int, float]], metric: Metric) -> None:
+    """Add to each row by how much the best one differs from it, over the seeds that both have."""
+    if len(rows) < 2:
+        return
+    best = values[max(range(len(rows)), key=lambda at: standing(rows[at], metric) or (-1.0, 0.0))]
+    for row, own in zip(rows, values, strict=True):
+        both = [seed for seed in own if seed in best]
+        found = difference([best[seed] for seed in both], [own[seed] for seed in both])
+        row[f"{metric.name}{BEST_OVER}"] = {"mean": found["mean"], "interval": found["interval"]}
 
 
 def values_of(
@@ -80,7 +93,7 @@ def _compared(
         reached = sum(math.isfinite(value) for value in known.values())
         counted = {"reached": reached, "runs": len(known)} if metric.lower else {}
         told["p_holm"] = p
-        yield {metric.name: interval(list(known.values())) | counted, f"{metric.name}_over_first": told}
+        yield {metric.name: interval(list(known.values())) | counted, f"{metric.name}{OVER_FIRST}": told}
 
 
 def _turned(difference: Mapping[str, Any]) -> dict[str, Any]:
