@@ -82,6 +82,32 @@ def test_flips_is_advised_whatever_the_seed_of_such_a_partition(seed):
     assert "flips" in by_rules(found)
 
 
+def test_the_experiment_s_own_flips_is_measured_and_what_to_type_for_the_other_is_told(cli):
+    few = {"train.clients_per_round": 5}
+    usual, own = inspect(overrides=few), inspect(overrides=few | {"method.name": "flips"})
+    assert usual.measures.own_balance is None
+    assert own.measures.round_balance == usual.measures.round_balance
+    clusters = own.measures.own_balance.clusters
+    assert clusters > 5, "as many as the elbow finds, as in a run"
+    run = fedstrata.train(overrides=few | {"method.name": "flips", "train.rounds": 1})
+    assert next(event for event in run.events() if event["event"] == "clusters")["clusters"] == clusters
+    told = next(one for one in usual.readings if one.name == "labels of a round")
+    assert "every label equally often" in told.meaning
+    assert "a round of a single label is 2.3 nats from those" in told.meaning
+    assert "FLIPS is measured with method.selector.clusters=5; without it," in told.meaning
+    told = next(one for one in own.readings if one.name == "labels of a round")
+    assert f"{own.measures.own_balance.flips:.3f} with your FLIPS" in told.value
+    better = f"with method.selector.clusters=5 it would be {usual.measures.round_balance.flips:.3f}"
+    assert f"FLIPS takes clients from {clusters} clusters here; {better}" in told.meaning
+    sets = ("method.name=flips", "method.selector.clusters=5", "train.clients_per_round=5")
+    code, out, _ = cli("inspect", *(word for one in sets for word in ("--set", one)), "--json")
+    assert code == 0, "what is told can be typed"
+    found = json.loads(out)
+    assert found["measures"]["own_balance"] == found["measures"]["round_balance"]
+    assert "FLIPS takes clients from 5 clusters here." in found["meanings"]["labels of a round"]
+    assert "clusters" not in found["advice"][0]["command"], "it is no option of another method"
+
+
 def dealt(shares, alpha, seed=0):
     """Return the counts of 200 clients, dealt out as FLIPS' authors do."""
     y = np.repeat(np.arange(len(shares)), (np.array(shares) * 20_000).astype(int))

@@ -19,6 +19,7 @@ from fedstrata.inspection.count_file import read_counts
 from fedstrata.inspection.domains import domains, told_apart
 from fedstrata.inspection.heat_map import heat_map
 from fedstrata.inspection.measures import Measures, round_balance
+from fedstrata.methods.selectors.flips import Flips
 
 TWO = LabelTable.of(np.array([[4, 0], [2, 2], [0, 4]]))  # the global mix is (1/2, 1/2)
 
@@ -103,6 +104,9 @@ def test_rounds_of_one_label_a_client_are_balanced_by_clusters():
     assert balance.clusters == 5
     assert balance.flips == pytest.approx(0, abs=1e-9)  # two of each label
     assert balance.gain == pytest.approx(1)
+    own = round_balance(table, 10, own=Flips(clusters=3))
+    assert (own.clusters, own.random) == (3, balance.random)
+    assert own.flips > balance.flips
     assert round_balance(table, 40) is None  # everybody trains: there is nothing to choose
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedstrata.config import tables
 from fedstrata.config.build import build_federation
+from fedstrata.config.completion import make
 from fedstrata.config.experiment import Experiment
 from fedstrata.core import html
 from fedstrata.core.errors import RequestError
@@ -27,6 +29,8 @@ from fedstrata.inspection.count_file import read_counts
 from fedstrata.inspection.domains import domains
 from fedstrata.inspection.measures import Measure, Measures, readings
 from fedstrata.inspection.rules import SkewFacts
+from fedstrata.methods.recipes import STAGES
+from fedstrata.methods.selectors.flips import Flips
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -196,7 +200,7 @@ def inspect(
     first = Experiment.of(experiment, **given)
 
     def described(method: str, settings: Mapping[str, Any]) -> Experiment:
-        return Experiment.of(experiment, **{**given, "method.name": method, **settings})
+        return Experiment.of(experiment, **{**_given_to(method, given), "method.name": method, **settings})
 
     known: dict[str, Any] = {}
     notes: tuple[str, ...] = ()
@@ -213,7 +217,10 @@ def inspect(
         table, name = LabelTable.of(federation.counts, federation.classes, federation.names), federation.name
         known = {"contents": contents(federation), "domains": domains(federation, first.train.seed)}
     k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
-    measures = Measures.of(table, k, **known, seed=first.train.seed)
+    selector = first.method.selector
+    own = make("selectors", selector, "method.selector") if tables.is_part(selector) else None
+    flips = own if isinstance(own, Flips) else None
+    measures = Measures.of(table, k, **known, seed=first.train.seed, own=flips)
     short = float((table.sizes < first.train.batch_size).mean())
     facts = SkewFacts(measures, k, first.train.epochs, short, first.system.stragglers.rate)
     baseline, advice, refused = advise(facts, described, federation, model, command)
@@ -249,13 +256,23 @@ def _standing_for(table: LabelTable) -> Federation:
     return Federation(train, replace(train, x=x[:0], y=train.y[:0]), split, Split.nothing(len(table)), table.labels)
 
 
+def _given_to(method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out options of the parts of a method that is named beside them, where another method is meant."""
+    if overrides.get("method.name", method) == method:
+        return dict(overrides)
+    parts = [f"method.{stage}" for stage in STAGES]
+    named = {part for part in parts if {part, f"{part}.kind"} & overrides.keys()}
+    left = tuple(f"{part}." for part in parts if part not in named)
+    return {key: value for key, value in overrides.items() if not key.startswith(left)}
+
+
 def _command(source: Source, overrides: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any]], str]:
     """Return a function that writes the shell command which runs a recipe."""
     if isinstance(source, Mapping | Experiment):
         return _call(overrides, False, "experiment, ")
 
     def command(method: str, settings: Mapping[str, Any]) -> str:
-        sets = {**overrides, "method.name": method, **settings}
+        sets = {**_given_to(method, overrides), "method.name": method, **settings}
         words = ["fedstrata", "run", *([] if source is None else [str(source)])]
         return shlex.join([*words, *(w for key, value in sets.items() for w in ("--set", f"{key}={_toml(value)}"))])
 
@@ -266,7 +283,8 @@ def _call(overrides: Mapping[str, Any], model: bool, before: str = "") -> Callab
     """Return a function that writes the same as a call from Python."""
 
     def call(method: str, settings: Mapping[str, Any]) -> str:
-        sets = {key: value for key, value in {**overrides, **settings}.items() if key != "method.name"}
+        sets = {**_given_to(method, overrides), **settings}
+        sets.pop("method.name", None)
         more = [f"overrides={sets!r}"] if sets else []
         more += [] if before else ["federation=federation", *(["model=model"] if model else [])]
         return f"fedstrata.train({before}{', '.join([f'method={method!r}', *more])})"

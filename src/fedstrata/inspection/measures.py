@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,8 @@ class Measures:
     size_gini: float
     alpha_client: float  # the equivalent alpha of dirichlet-client
     alpha_class: float  # and of dirichlet-class
-    round_balance: RoundBalance | None  # None where everybody trains in every round
+    round_balance: RoundBalance | None  # with a cluster a label; None where everybody trains in every round
+    own_balance: RoundBalance | None = None  # with the experiment's own FLIPS, where it selects by that
     duplicate_clients: tuple[tuple[str, ...], ...] | None = None
     copied_samples: float | None = None
     conflicting_labels: float | None = None
@@ -71,9 +73,15 @@ class Measures:
 
     @classmethod
     def of(
-        cls, table: LabelTable, k: int, contents: Contents | None = None, domains: Domains | None = None, seed: int = 0
+        cls,
+        table: LabelTable,
+        k: int,
+        contents: Contents | None = None,
+        domains: Domains | None = None,
+        seed: int = 0,
+        own: Flips | None = None,
     ) -> Measures:
-        """Measure a table of counts in which k clients train a round, and what is known of the samples."""
+        """Measure a table of counts in which k clients train a round, by an own FLIPS or another way, and samples."""
         few, many = np.quantile(table.effective, (0.1, 0.9))
         alpha = concentration(table)
         return cls(
@@ -97,6 +105,7 @@ class Measures:
             alpha_client=alpha,
             alpha_class=alpha / len(table.labels),
             round_balance=round_balance(table, k, seed),
+            own_balance=None if own is None else round_balance(table, k, seed, own),
             duplicate_clients=None if contents is None else tuple(tuple(map(str, group)) for group in contents.twins),
             copied_samples=None if contents is None else contents.copied,
             conflicting_labels=None if contents is None else contents.conflicting,
@@ -105,21 +114,19 @@ class Measures:
         )
 
 
-def round_balance(table: LabelTable, k: int, seed: int = 0) -> RoundBalance | None:
-    """Let random choice and FLIPS, with a cluster a label, choose the clients of some rounds."""
+def round_balance(table: LabelTable, k: int, seed: int = 0, own: Flips | None = None) -> RoundBalance | None:
+    """Let random choice and FLIPS, with a cluster a label or as it is given, choose the clients of some rounds."""
     if k >= len(table):
         return None
     record = Record(table.counts, np.zeros((1, len(table))))
-    clusters = max(2, min(len(table.labels), k, len(table) - 1))
-    random, flips = (
-        replay(selector, record, REPLAYED, k, seed=seed) for selector in (Random(), Flips(clusters=clusters))
-    )
+    chosen = own or Flips(clusters=max(2, min(len(table.labels), k, len(table) - 1)))
+    random, flips = (replay(selector, record, REPLAYED, k, seed=seed) for selector in (Random(), chosen))
     return RoundBalance(
         random=float(np.mean(random.divergence)),
         flips=float(np.mean(flips.divergence)),
         random_even=float(np.mean(random.imbalance)),
         flips_even=float(np.mean(flips.imbalance)),
-        clusters=clusters,
+        clusters=next(event["clusters"] for event in flips.events if event["event"] == "clusters"),
     )
 
 
@@ -170,16 +177,8 @@ def readings(m: Measures, from_samples: bool) -> list[Measure]:
         ),
         Measure("equivalent alpha", alpha, even),
     ]
-    if (balance := m.round_balance) is not None:
-        found.append(
-            Measure(
-                "labels of a round",
-                f"{balance.random:.3f} nats with random clients, {balance.flips:.3f} with FLIPS; from even shares "
-                f"{balance.random_even:.3f} and {balance.flips_even:.3f}",
-                "How far they are from the labels of all, and from every label as often as any other; FLIPS takes "
-                f"clients from {balance.clusters} clusters, and moves from the first to the second.",
-            )
-        )
+    if (advised := m.round_balance) is not None:
+        found.append(_of_rounds(m, advised, m.own_balance))
     if from_samples:
         assert m.duplicate_clients is not None
         found += _of_samples(m, m.duplicate_clients)
@@ -187,6 +186,28 @@ def readings(m: Measures, from_samples: bool) -> list[Measure]:
         needs = "duplicate clients, copied samples, conflicting labels, feature skew"
         found.append(Measure("not measured", needs, "These need the samples, and only label counts are known."))
     return found
+
+
+def _of_rounds(m: Measures, advised: RoundBalance, own: RoundBalance | None) -> Measure:
+    balance = own or advised
+    setting = f"method.selector.clusters={advised.clusters}"
+    if own is None:
+        how = f"FLIPS is measured with {setting}; without it, FLIPS finds a number of clusters itself."
+    elif own.clusters == advised.clusters:
+        how = f"FLIPS takes clients from {own.clusters} clusters here."
+    else:
+        how = (
+            f"FLIPS takes clients from {own.clusters} clusters here; with {setting} it would be {advised.flips:.3f} "
+            f"and, from even shares, {advised.flips_even:.3f}."
+        )
+    return Measure(
+        "labels of a round",
+        f"{balance.random:.3f} nats with random clients, {balance.flips:.3f} with {'your ' if own else ''}FLIPS; from "
+        f"even shares {balance.random_even:.3f} and {balance.flips_even:.3f}",
+        "How far the labels of a round are from those of all clients, and from even shares, which have every label "
+        f"equally often: 0 is no distance, and a round of a single label is {math.log(m.labels):.1f} nats from those. "
+        f"{how}",
+    )
 
 
 def _of_samples(m: Measures, twins: Sequence[Sequence[str]]) -> list[Measure]:
