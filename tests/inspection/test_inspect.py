@@ -42,8 +42,8 @@ def advised(**overrides) -> list[str]:
         ({"data.partition.kind": "quantity"}, ["fedavg"]),
         ({"data.partition.kind": "iid", "data.noise": {"labels": 0.3}}, ["fedbss", "fedavg"]),
         ({"data.partition": {"kind": "labels-per-client", "labels": 1}}, ["stratify-batch", "flips"]),
-        ({"data.partition": {"kind": "shards", "shards": 2}}, ["stratify-batch", "flips", "fedrs"]),
-        ({"data.clients": 10, "data.partition.alpha": 0.5, "train.clients_per_round": "all"}, ["fedpbs", "fedrs"]),
+        ({"data.partition": {"kind": "shards", "shards": 2}}, ["stratify-batch", "flips"]),
+        ({"data.clients": 10, "data.partition.alpha": 0.5, "train.clients_per_round": "all"}, ["fedpbs"]),
         ({"data.clients": 10, "data.partition.alpha": 3.0, "train.clients_per_round": "all"}, ["fedpbs"]),
         (
             {"data.clients": 40, "data.partition": {"kind": "dirichlet-client", "alpha": 0.2}},

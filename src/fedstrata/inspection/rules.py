@@ -17,7 +17,6 @@ from fedstrata.inspection.measures import Measures
 
 EVEN = 5.0  # equivalent alpha of dirichlet-class from which on labels are spread evenly
 FEW = 0.35  # share of all labels: clients with fewer effective ones hold few labels
-MISSING = 0.1  # share of all labels that a client lacks on average
 UNEQUAL = 0.4  # Gini of the sizes
 MIXED = 0.5  # spread of the effective labels, as a share of all
 WRONG = 0.01  # share of wrong or conflicting labels
@@ -127,13 +126,6 @@ def _moderate(facts: SkewFacts) -> str | None:
     return None
 
 
-def _missing(facts: SkewFacts) -> str | None:
-    m = facts.measures
-    if facts.even or m.missing_labels_mean < MISSING * m.labels or m.effective_labels_mean < 1.5:
-        return None
-    return f"a client lacks {m.missing_labels_mean:.1f} of {m.labels} labels on average, and unlearns them"
-
-
 def _unequal(facts: SkewFacts) -> str | None:
     m = facts.measures
     if facts.even or m.size_gini < UNEQUAL:
@@ -210,12 +202,6 @@ RULES = (
         "the skew is between few labels and even, or a quarter of the clients hold less than a batch",
         _moderate,
         "Only clients whose losses vary much are held back. The differences its paper reports are small.",
-    ),
-    Rule(
-        ("fedrs", "fedlc"),
-        "clients lack a tenth of the labels on average, and hold more than one",
-        _missing,
-        "It costs nothing beside FedAvg, and is no sure gain: other papers' tables have it below FedAvg.",
     ),
     Rule(
         ("fednova",),
