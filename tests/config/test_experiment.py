@@ -460,3 +460,16 @@ def test_a_part_from_another_package_that_does_not_fit_is_refused(kind, said):
 def test_an_override_may_be_named_as_anything_and_is_refused_as_unknown(key):
     with pytest.raises(RequestError, match=f"{key} is not an option"):
         Experiment.of(None, **{key: 1})
+
+
+def test_options_of_a_method_s_own_part_go_with_it():
+    file = {"method": {"name": "flips", "selector": {"clusters": 5}}}
+    assert Experiment.of(file).method.selector["clusters"] == 5
+    assert Experiment.of(file, **{"method.name": "flips"}).method.selector["clusters"] == 5
+    assert Experiment.of(file, **{"method.name": "fedavg"}).method.selector == {"kind": "random"}
+    with pytest.raises(RequestError, match=r"method\.selector\.clusters is not an option"):
+        Experiment.of(file, **{"method.name": "fedavg", "method.selector.clusters": 5})
+    named = {"method": {"name": "flips", "selector": {"kind": "power-of-choice", "candidates": 12}}}
+    assert Experiment.of(named, **{"method.name": "fedavg"}).method.selector["candidates"] == 12, "it was asked for"
+    same = {"method": {"name": "fedadam", "server_step": {"lr": 0.5}}}
+    assert Experiment.of(same, **{"method.name": "fedyogi"}).method.server_step["kind"] == "yogi"

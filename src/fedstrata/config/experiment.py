@@ -204,20 +204,29 @@ def _suggest_training(table: dict[str, Any]) -> None:
 
 
 def _forget_recipe(table: dict[str, Any], name: Any) -> None:
-    """Another method brings its own parts: leave out the stages that only spell the old method's recipe out."""
+    """Another method brings its own parts: leave out the stages that spell the old method's out, or set its options."""
     method = table.get("method")
     if not isinstance(method, dict) or method.get("name", name) == name:
         return
-    old = Experiment.of({"method": {"name": method["name"]}}).dump()
+    old, new = (Experiment.of({"method": {"name": known}}).dump() for known in (method["name"], name))
     chosen = method.pop("chosen", ())
     for stage in STAGES:
-        if stage in method and (stage in chosen or method[stage] == old["method"].get(stage)):
+        own, other = (experiment["method"].get(stage) for experiment in (old, new))
+        if stage in method and (
+            stage in chosen or method[stage] == own or (_kinds(own) != _kinds(other) and not all(_kinds(method[stage])))
+        ):
             del method[stage]
     suggested = [registry.find("methods", known, "method.name").train for known in (method["name"], name)]
     train = table.get("train", {})
     for key in {**suggested[0], **suggested[1]}:
         if train.get(key) == old["train"].get(key):
             train.pop(key, None)
+
+
+def _kinds(asked: Any) -> list[Any]:
+    """Return what a stage is made of; None stands for whatever the recipe has there."""
+    specs = asked if isinstance(asked, list) else [asked]
+    return [spec.get("kind") if isinstance(spec, Mapping) else spec or "none" for spec in specs]
 
 
 def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:
