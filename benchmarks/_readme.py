@@ -34,7 +34,8 @@ FIRST = {  # what the README shows of each
         "W1 CNN, the naive loop",
         "W1 CNN, Flower",
     ),
-    "gpu": ("fashion-mnist, CNN tf32: the naive loop", "fashion-mnist, 14 methods"),
+    "gpu": ("fashion-mnist, CNN tf32", "fashion-mnist, 14 methods", "fashion-mnist, Stratify batch"),
+    "gpu_rounds": ("ResNet-18, 10 clients a round, bf16",),
     "gpu_cifar10": ("ResNet-18 GN bf16, crop and flip: the naive loop",),
     "scaling": ("100 selected of 1,000,000, memory", "a round, 1,000,000 against 1,000"),
     "privacy": ("prf at 100 x 20 against ckks-paper at 100 x 5, CPU",),
@@ -66,7 +67,8 @@ def _table(kept: dict[str, Any]) -> str:
 
 
 def _value(row: dict[str, Any]) -> str:
-    return "-" if row["value"] is None else f"{row['value']:.3g} {row['unit']}"
+    value = row["value"]
+    return "-" if value is None else f"{value:{',.0f' if abs(value) >= 1000 else '.3g'}} {row['unit']}"
 
 
 def _goal(row: dict[str, Any]) -> str:
