@@ -77,7 +77,7 @@ def build_federation(sizes=(9, 3, 17, 1), pixels=False, scale=1.0):
     rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
     x = scale * rng.normal(size=(stops[-1], 4)).astype(np.float32)
     x = rng.integers(0, 256, (stops[-1], 2, 6, 6)).astype(np.uint8) if pixels else x
-    y, inputs = np.arange(stops[-1]) % 3, Inputs(255.0, (0.4, 0.5), (0.2, 0.3)) if pixels else None
+    y, inputs = np.arange(stops[-1]) % 3, Inputs(255.0, (0.4, 0.5), (0.2, 0.3)) if pixels else Inputs()
     return Federation.from_arrays(x, y, rows, test=(x[:3], y[:3]), inputs=inputs)
 
 

@@ -35,6 +35,7 @@ def test_nothing_is_lost_and_nothing_is_in_both_and_it_stays_with_its_client():
         assert len(scored) == 2
 
 
+@pytest.mark.filterwarnings("ignore:features are not on one scale")
 def test_few_samples_of_a_label_are_held_out_as_often_as_others():
     """Of 400 clients with one sample a label, four each, a quarter of the samples of every label is expected."""
     held = hold_out_validation(federation([(1, 1, 1, 1)] * 400), 0.25, seed=1)

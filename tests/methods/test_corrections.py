@@ -232,6 +232,7 @@ def test_a_client_whose_loss_is_not_finite_is_dropped_and_the_round_goes_on(case
     assert last[-1].missing == ()
 
 
+@pytest.mark.filterwarnings("ignore:features are not on one scale")
 def test_an_infinite_loss_beside_a_finite_update_is_noticed():
     """Logits of +-3e38 and the wrong label: the difference overflows, the gradient does not."""
     x, y = np.ones((4, 1), dtype=np.float32), np.array([0, 1, 0, 1])

@@ -21,6 +21,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
+from fedstrata.data.feature_sizes import describe_sizes, warn_of_sizes
 from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.items import join_samples, read_train_and_test
@@ -173,6 +174,13 @@ class Federation:
             digest.update(split.rows.data)
             digest.update(split.starts.data)
         return digest.hexdigest()
+
+    @cached_property
+    def uneven_features(self) -> str | None:
+        """What is wrong with the sizes of a table's features, where networks learn badly from them."""
+        if self.unscaled is not None:  # not yet
+            return None
+        return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
 
     @property
     def identity(self) -> str:
@@ -394,7 +402,8 @@ class Federation:
             `scale`, what is still to be done to them: gaps to fill, means and deviations that are given.
         scale
             How features, or channels of images, are brought to mean 0 and deviation 1: "federated" by sums over all
-            clients, "per-client" each by its own statistics, or "none". Without it samples are taken as they are.
+            clients, "per-client" each by its own statistics, or "none". Without it samples are taken as they are, with
+            a warning where they are rows of features whose sizes are far from 1 or from each other.
         proxy
             Training samples that the server gets and no client holds, evenly over the labels.
         seed
@@ -429,7 +438,10 @@ class Federation:
         parts = assemble(
             x, y, clients, partition, test, test_clients, groups, inputs, preprocessing, scale, proxy, seed
         )
-        return cls(**parts, name=name, speeds=read_speeds(speeds))
+        federation = cls(**parts, name=name, speeds=read_speeds(speeds))
+        if scale is None and inputs is None and federation.uneven_features is not None:
+            warn_of_sizes(federation.uneven_features)
+        return federation
 
     @classmethod
     def from_dataset(

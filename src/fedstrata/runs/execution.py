@@ -53,7 +53,7 @@ def run_session(
     journal.tell({"event": "begin", "method": name, "rounds": rounds, "round": state.round, "run_dir": at})
     if client_states is None:
         log_start(session, journal.log)
-        journal.warn_of_model()
+        journal.warn_before()
     log = journal.log if session.remote is None else session.remote.without_repeats(journal.log)
     with journal.tracked():
         engine = session.start_engine(log)

@@ -23,6 +23,7 @@ SOFTMAX = (
     "it ends in softmax, and the loss applies one itself: it will learn slowly, if at all; let it return what goes "
     "into its softmax"
 )
+PROBABILITIES = f"the model, {SOFTMAX}"
 SKEWED = (
     "clients learn their own samples well, and those of others not: their labels are probably skewed; try a method "
     "that fedstrata inspect advises"
@@ -60,7 +61,7 @@ class Health:
     experiment: Experiment
     classes: int
     tests: int  # samples that models are scored on
-    softmax: bool = False
+    known: str = ""  # what explains all of it, and was seen before training: of the model, or of the features
     told: Diagnosis | None = None
     _seen: list[dict[str, float]] = field(default_factory=list)
     _broken: bool = False  # whether a client's training was not finite
@@ -126,11 +127,11 @@ class Health:
     def _fits_clients_alone(self, trained: float | None) -> bool:
         """Say whether clients learn their own samples well, so that steps and model are not the likely cause."""
         fits = trained is not None and trained < self.guess / 2
-        return fits and not self.softmax and self._server_rate() is None
+        return fits and not self.known and self._server_rate() is None
 
     def _too_long(self) -> str:
-        if self.softmax:
-            return f"the likely cause is the model, {SOFTMAX}"
+        if self.known:
+            return f"the likely cause is {self.known}"
         rate = self._server_rate()
         if rate is None:
             return f"the steps of clients are probably too long; try train.lr={smaller(self.experiment.train.lr):g}"
@@ -138,8 +139,8 @@ class Health:
         return f"the steps of the server are probably too long; try method.server_step.lr={lower:g}"
 
     def _too_short(self) -> str:
-        if self.softmax:
-            return f"the likely cause is the model, {SOFTMAX}"
+        if self.known:
+            return f"the likely cause is {self.known}"
         larger = max(self.experiment.train.lr * FACTOR, SMALL)
         return f"the steps of clients are probably too short; try train.lr={larger:g}"
 

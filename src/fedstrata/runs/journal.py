@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from fedstrata.data.feature_sizes import UNEVEN
 from fedstrata.runs.folder import Run
-from fedstrata.runs.health import SOFTMAX, Health, ends_in_softmax
+from fedstrata.runs.health import PROBABILITIES, SOFTMAX, Health, ends_in_softmax
 from fedstrata.runs.session import Session
 from fedstrata.runs.trackers.base import How
 from fedstrata.runs.tracking import Tracking
@@ -50,7 +51,10 @@ class Journal:
         self._tracking = tracking
         self._hides_data = session.hides_data
         self._softmax = ends_in_softmax(session.plan, federation)
-        self._health = Health(session.experiment, len(federation.classes), federation.tests, self._softmax)
+        # Whose data are hidden, or lie elsewhere, nobody looks at here.
+        self._uneven = None if session.hides_data or session.remote is not None else federation.uneven_features
+        known = PROBABILITIES if self._softmax else UNEVEN if self._uneven is not None else ""
+        self._health = Health(session.experiment, len(federation.classes), federation.tests, known)
         for event in folder.events():  # of a run that goes on
             self._health.see(event)
 
@@ -92,10 +96,12 @@ class Journal:
         for kind, fields in self._tracking.news():
             self.log(kind, **fields)
 
-    def warn_of_model(self) -> None:
-        """Say what is seen of the model before it is trained."""
+    def warn_before(self) -> None:
+        """Say what is seen of the model and of the data before anything is trained."""
         if self._softmax:
             self.log("warning", what="model", why=SOFTMAX)
+        if self._uneven is not None:
+            self.log("warning", what="data", why=self._uneven)
 
     def why_stop(self) -> str | None:
         """Say why the next round is the last, or None."""

@@ -247,7 +247,7 @@ def _finite(number: float) -> float | None:
 
 def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = [f"{e['what']}: {e.get('why')}" for e in events if e.get("what") in ("model", "model.init")]
+    remarks = [f"{e['what']}: {e.get('why')}" for e in events if e.get("what") in ("model", "model.init", "data")]
     without = {event.get("round") for event in events if event["event"] == "no_update"}
     rounds = [event for event in events if event["event"] == "round" and event.get("loss_train") is None]
     if lost := sum(event["round"] in without for event in rounds):

@@ -1,0 +1,49 @@
+"""Features of a table whose sizes no network learns well from: they should have been brought to one scale."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+
+from torch import Tensor
+
+from fedstrata.core.inputs import Inputs
+
+REMEDY = 'scale="federated" (data.scale of own data)'
+UNEVEN = f"the data, whose features are not on one scale; try {REMEDY}"
+FAR = 100.0  # from 1, or from each other: standardised features of real tables stay well within
+
+
+def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str | None:
+    """Say which features of a table are far from 1, or from each other; None: none, or these are no such features.
+
+    The size of a feature is its largest value, whatever its sign: rare ones, as of sparse counts, are not small.
+    """
+    if x.ndim != 2 or not len(x) or not x.is_floating_point() or inputs.mean is not None:
+        return None
+    low, high = x.aminmax(dim=0)
+    sizes = low.neg().maximum(high) / inputs.scale
+    there = sizes.nonzero().flatten()
+    if not len(there):
+        return None
+    least, most = int(there[sizes[there].argmin()]), int(sizes.argmax())
+    smallest, largest = sizes[least].item(), sizes[most].item()
+    if largest <= FAR and smallest >= 1 / FAR and largest <= FAR * smallest:
+        return None
+    of = [names[at] if at < len(names) else f"feature {at}" for at in (most, least)]
+    beside = f", those of {of[1]} up to {smallest:g}" if most != least else ""
+    return (
+        f"features are not on one scale near 1: values of {of[0]} go up to {largest:g}{beside}, and networks learn "
+        f"badly from such; {REMEDY} brings each to mean 0 and deviation 1"
+    )
+
+
+def warn_of_sizes(said: str) -> None:
+    """Warn whoever called the package, at that line."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fedstrata."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f'{said}; scale="none" leaves them so, and this unsaid', stacklevel=level)
