@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import AsJson
-from fedstrata.cli.predict import Keys, Model
+from fedstrata.cli.predict import Keys, Model, tell
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
     from fedstrata.runs.metrics import HIGHER
 
     saved = open_model(run, keys)
-    scores = saved.evaluate(data, label=label)
+    scores = saved.evaluate(data, label=label, say=tell)
     called = dict(zip(map(str, saved.classes), saved.class_names, strict=True)) if saved.has_names else {}
     if as_json:
         print(json.dumps(scores | ({"class_names": called} if called else {})))

@@ -59,7 +59,7 @@ def predict(
         raise RequestError(f"-o {out} is the input itself, and would take its place; name another file")
     saved = open_model(run, keys)
     if saved.names is None and saved.info.label_directory is not None:
-        print("note: labels were masked; a site that trained this model names them with --keys", file=sys.stderr)
+        tell("labels were masked; a site that trained this model names them with --keys")
     x, names = _read(saved, inputs)
     shares = saved.probabilities(x)
     at = shares.argmax(1).tolist()
@@ -82,11 +82,18 @@ def predict(
         print(text, end="")
 
 
+def tell(note: str) -> None:
+    """Say what was done to inputs, beside the answers."""
+    print(f"note: {note}", file=sys.stderr)
+
+
 def _read(saved: SavedModel, inputs: Sequence[Path]) -> tuple[Tensor, list[str]]:
     """Read all samples, and what to call each: by its row or file, and of several inputs by the input too."""
     import torch
 
     held = [saved.inputs(one) for one in inputs]
+    for note in (note for part in held for note in part.notes):
+        tell(note)
     if len(inputs) == 1:
         return held[0].x, list(held[0].names)
     names = []

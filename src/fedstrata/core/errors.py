@@ -89,15 +89,16 @@ class ClientError(FedstrataError):
 def unknown_name(what: str, name: str, known: Iterable[str]) -> RequestError:
     """Refuse a name that is not in a table, and say which one was probably meant."""
     names = sorted(known)
-    return RequestError(f'{what} = "{name}" is unknown{_near(name, names)}; allowed: {", ".join(names)}')
+    return RequestError(f'{what} = "{name}" is unknown{near(name, names)}; allowed: {", ".join(names)}')
 
 
 def no_figure(name: str, there: Iterable[str]) -> RequestError:
     """Refuse a figure that no round has, and say which ones there are."""
     names = sorted(there)
-    return RequestError(f'no round has "{name}"{_near(name, names)}; there are {", ".join(names)}')
+    return RequestError(f'no round has "{name}"{near(name, names)}; there are {", ".join(names)}')
 
 
-def _near(name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
-    return f' (did you mean "{near[0]}"?)' if near else ""
+def near(name: str, names: Sequence[str]) -> str:
+    """Say which of some names was probably meant; nothing where none is like it."""
+    found = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f' (did you mean "{found[0]}"?)' if found else ""

@@ -5,7 +5,7 @@ A federation
     Who holds what: `ownership`, `partitions/`, `validation`, `subset`; what disturbs or moves it: `noise`, `drift`;
     `devices`. How skewed it is: `label_table`, `concentration`.
 From raw inputs to samples
-    `reading`, `items`, `formats/`, `raw_inputs`, `fitting`; `preprocessing`, `scaling`, `feature_sizes`,
+    `reading`, `items`, `formats/`, `raw_inputs`, `fitting`; `preprocessing`, `scaling`, `feature_checks`,
     `statistics`, `columns`.
 Published data sets
     `sets/`, each `published` somewhere: `sources`, `files`, `unpacking`, `packs`; the data folder: `store`, `catalog`.

@@ -21,7 +21,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
-from fedstrata.data.feature_sizes import describe_sizes, warn_of_sizes
+from fedstrata.data.feature_checks import describe_ids, describe_sizes, warn_of_sizes
 from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.items import join_samples, read_train_and_test
@@ -181,6 +181,12 @@ class Federation:
         if self.unscaled is not None:  # not yet
             return None
         return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is wrong with the features, as far as their values show it."""
+        ids = describe_ids(self.train.x.numpy(), self.train_split, self.preprocessing.columns)
+        return tuple(filter(None, (self.uneven_features, ids)))
 
     @property
     def identity(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,13 @@ from torch import Tensor
 from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
 
+Place = Callable[[int], str]  # where the row of so many rows before it stands, in words
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}  # how tables write that there is no value
+
+
+def at_row(row: int) -> str:
+    """Say where a row stands that is in no file of lines: rows of arrays count from 0."""
+    return f"row {row}"
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,15 @@ class Column:
         """How many features it becomes."""
         return 1 if self.values is None else len(self.values)
 
-    def encode(self, raw: Any) -> np.ndarray:
+    def encode(self, raw: Any, place: Place = at_row) -> np.ndarray:
         """Return its features.
 
         Parameters
         ----------
         raw
             One value a row.
+        place
+            Says where a row stands, for errors.
 
         Returns
         -------
@@ -58,16 +66,17 @@ class Column:
         RequestError
             If values are missing and nothing stands in for them, or are not of this column.
         """
-        return self._numbers(raw) if self.values is None else self._one_hot(raw)
+        return self._numbers(raw, place) if self.values is None else self._one_hot(raw)
 
-    def _numbers(self, raw: Any) -> np.ndarray:
+    def _numbers(self, raw: Any, place: Place) -> np.ndarray:
         try:
             found = as_numbers(raw)
         except ValueError as error:
             raise RequestError(f"column {self.name} holds numbers: {error}") from None
         gaps = np.isnan(found)
         if gaps.any() and self.fill is None:
-            raise RequestError(f"column {self.name}: {gaps.sum()} values are missing, the first at row {gaps.argmax()}")
+            first = place(int(gaps.argmax()))
+            raise RequestError(f"column {self.name}: {gaps.sum()} values are missing, the first at {first}")
         return np.where(gaps, np.nan if self.fill is None else float(self.fill), found)[:, None]
 
     def _one_hot(self, raw: Any) -> np.ndarray:
@@ -187,13 +196,15 @@ class Preprocessing:
         scaled: np.ndarray = (values - np.reshape(mean, along)) / np.reshape(std, along)
         return scaled
 
-    def encode(self, raw: Any) -> np.ndarray:
+    def encode(self, raw: Any, place: Place = at_row) -> np.ndarray:
         """Return a table's features before they are scaled.
 
         Parameters
         ----------
         raw
             As in `apply`.
+        place
+            Says where a row stands, for errors.
 
         Returns
         -------
@@ -210,7 +221,7 @@ class Preprocessing:
             raw = {column.name: table[:, i] for i, column in enumerate(self.columns)}
         if lacking := [column.name for column in self.columns if column.name not in raw]:
             raise RequestError(f"column {lacking[0]} is missing; there are: {', '.join(map(str, list(raw)[:40]))}")
-        found = [column.encode(raw[column.name]) for column in self.columns]
+        found = [column.encode(raw[column.name], place) for column in self.columns]
         if len({len(features) for features in found}) > 1:
             raise RequestError("the columns of a table have different lengths")
         return np.concatenate(found, axis=1)

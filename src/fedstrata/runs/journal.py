@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from fedstrata.data.feature_sizes import UNEVEN
+from fedstrata.data.feature_checks import UNEVEN
 from fedstrata.runs.folder import Run
 from fedstrata.runs.health import PROBABILITIES, SOFTMAX, Health, ends_in_softmax
 from fedstrata.runs.session import Session
@@ -51,9 +51,9 @@ class Journal:
         self._tracking = tracking
         self._hides_data = session.hides_data
         self._softmax = ends_in_softmax(session.plan, federation)
-        # Whose data are hidden, or lie elsewhere, nobody looks at here.
-        self._uneven = None if session.hides_data or session.remote is not None else federation.uneven_features
-        known = PROBABILITIES if self._softmax else UNEVEN if self._uneven is not None else ""
+        looks = not session.hides_data and session.remote is None  # at data that are here and no secret
+        self._doubts = federation.doubts if looks else ()
+        known = PROBABILITIES if self._softmax else UNEVEN if looks and federation.uneven_features is not None else ""
         self._health = Health(session.experiment, len(federation.classes), federation.tests, known)
         for event in folder.events():  # of a run that goes on
             self._health.see(event)
@@ -100,8 +100,8 @@ class Journal:
         """Say what is seen of the model and of the data before anything is trained."""
         if self._softmax:
             self.log("warning", what="model", why=SOFTMAX)
-        if self._uneven is not None:
-            self.log("warning", what="data", why=self._uneven)
+        for doubt in self._doubts:
+            self.log("warning", what="data", why=doubt)
 
     def why_stop(self) -> str | None:
         """Say why the next round is the last, or None."""

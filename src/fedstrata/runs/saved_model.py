@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -139,12 +140,20 @@ class SavedModel:
         shares: np.ndarray = self.logits(x, model).double().softmax(1).numpy()
         return shares
 
-    def evaluate(self, raw: Any, model: nn.Module | None = None, label: str | None = None) -> dict[str, Any]:
-        """Score the model on samples whose labels are known; `label` is as in `inputs`."""
+    def evaluate(
+        self,
+        raw: Any,
+        model: nn.Module | None = None,
+        label: str | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Score the model on samples whose labels are known; `label` is as in `inputs`, `say` is told its notes."""
         table = bool(self.info.preprocessing.columns)
         if label is not None and not table:
             raise RequestError(f"--label = {label} names a column of a table; the model is of none: leave it out")
         held = self.inputs(raw, label)
+        for note in held.notes:
+            say(note)
         if held.labels is None:
             column = label or self.info.columns.get("label", "label")
             named = f"a column {column}, or name another with --label COLUMN"

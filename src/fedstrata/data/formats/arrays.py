@@ -11,6 +11,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import DAMAGE
 from fedstrata.data.formats.images import Picture
+from fedstrata.data.preprocessing import Place, at_row
 from fedstrata.data.unpacking import check_npz, most_bytes
 
 NAMES = {  # other names that people give their arrays
@@ -28,6 +29,7 @@ class FilePart:
     x: np.ndarray | list[Picture]
     y: np.ndarray
     client: np.ndarray | None = None
+    place: Place = at_row  # where a row stands in its file
 
     def at(self, rows: np.ndarray) -> FilePart:
         """Return some of the samples."""

@@ -80,24 +80,29 @@ def open_image(data: bytes) -> Iterator[Image.Image]:
         raise RequestError(f"the image is too large: {error}") from None
 
 
-def read_image(data: bytes, size: int | None, channels: int) -> np.ndarray:
+Size = int | tuple[int, int]  # pixels to scale to: of a square, or width and height
+
+
+def read_image(data: bytes, size: Size | None, channels: int) -> np.ndarray:
     """Decode an image into uint8 [channels, height, width]; 1 channel is grey, 3 are red, green and blue."""
+    wanted = (size, size) if isinstance(size, int) else size
     with open_image(data) as image:
         if image.mode.startswith(("I", "F")):
             raise RequestError(f"images of 8 bits a channel are expected, this has mode {image.mode}")
         # Transparency in a palette must not be dropped before the colours are known.
         pixels = (image.convert("RGBA") if image.mode == "P" else image).convert(MODES[channels])
-        if size is not None and pixels.size != (size, size):
-            pixels = pixels.resize((size, size), Image.Resampling.BICUBIC)
+        if wanted is not None and pixels.size != wanted:
+            pixels = pixels.resize(wanted, Image.Resampling.BICUBIC)
     array = np.asarray(pixels)
     return np.ascontiguousarray(array.reshape(*array.shape[:2], channels).transpose(2, 0, 1))
 
 
-def read_images(*parts: Sequence[Picture], size: int | None = None, channels: int = 3) -> list[np.ndarray]:
+def read_images(*parts: Sequence[Picture], size: Size | None = None, channels: int = 3) -> list[np.ndarray]:
     """Read lists of images, such as train and test, each into uint8 [n, channels, height, width]."""
     first = next((picture for part in parts for picture in part), None)
     if first is None:
-        return [np.zeros((0, channels, size or 0, size or 0), np.uint8) for _ in parts]
+        width, height = size if isinstance(size, tuple) else (size or 0, size or 0)
+        return [np.zeros((0, channels, height, width), np.uint8) for _ in parts]
     shape = _read(first, size, channels).shape
     arrays = [_room((len(part), *shape)) for part in parts]
     total, done = sum(map(len, parts)), 0
@@ -147,10 +152,24 @@ def scale_images(images: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def _read(picture: Picture, size: int | None, channels: int) -> np.ndarray:
+def size_of(picture: Picture) -> tuple[int, int]:
+    """Return width and height of an image, without reading its pixels."""
     data = picture.files.read(picture.name)
-    try:
+    with _naming(picture), open_image(data) as image:
+        return image.size
+
+
+def _read(picture: Picture, size: Size | None, channels: int) -> np.ndarray:
+    data = picture.files.read(picture.name)
+    with _naming(picture):
         return read_image(data, size, channels)
+
+
+@contextmanager
+def _naming(picture: Picture) -> Iterator[None]:
+    """Put its name before what is wrong with an image."""
+    try:
+        yield
     except RequestError as error:
         raise RequestError(f"{picture.files.path}: {picture.name}: {error}") from None
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.errors import DamagedError, RequestError
+from fedstrata.core.errors import DamagedError, RequestError, near
 from fedstrata.data.files import Files
-from fedstrata.data.preprocessing import MISSING, Column, is_number
+from fedstrata.data.preprocessing import MISSING, Column, Place, at_row, is_number
 from fedstrata.data.unpacking import most_bytes, refuse
 
 MOST_VALUES = 100  # of a categorical column: more are names or numbers, not categories
@@ -32,11 +32,12 @@ Columns = dict[str, np.ndarray]  # numbers with NaN where one is missing, or tex
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """A table's features by name, its labels, and who holds each row."""
+    """A table's features by name, its labels, who holds each row, and where it stands in the file."""
 
     features: Columns
     labels: np.ndarray
     clients: np.ndarray | None
+    place: Place = at_row
 
 
 def read_table(path: Path, label: str, client: str | None, drop: Sequence[str] = ()) -> FeatureTable:
@@ -54,13 +55,13 @@ def settle_columns(
     columns = []
     for name, found in table.features.items():
         if found.dtype.kind != "f":
-            columns.append(Column(name, values := _values(name, found, path)))
+            columns.append(Column(name, values := _values(name, found, path, table.place)))
             if why := _no_feature(found, values):
                 unfit[name] = why
             continue  # where text is missing, all of its features are 0
         if (huge := np.abs(found) > LARGEST).any():
             said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
-            raise RequestError(f"{path}: column {name} {said}, the first at row {huge.argmax()}")
+            raise RequestError(f"{path}: column {name} {said}, the first at {table.place(int(huge.argmax()))}")
         columns.append(Column(name, fill=fill))
         if (missing := np.isnan(found)).any():
             gaps[name] = int(missing.sum())
@@ -104,7 +105,7 @@ def _one_hot(column: Column, found: np.ndarray, path: Path) -> np.ndarray:
         raise RequestError(f"{path}: {error}") from None
 
 
-def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
+def _values(name: str, found: np.ndarray, path: Path, place: Place) -> tuple[str, ...]:
     """Return the values of a categorical column, in order."""
     there = found[found != ""].tolist()
     values = sorted(set(there))
@@ -112,7 +113,9 @@ def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     numbers = sum(map(is_number, there))
     if numbers > 0 and numbers * 2 >= len(there):
         row = next((i for i, word in enumerate(found.tolist()) if word and not is_number(word)), 0)
-        raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
+        raise RequestError(
+            f'{path}: column {name} holds numbers, but "{found[row]}" at {place(row)}; correct or drop it'
+        )
     return tuple(values)
 
 
@@ -181,7 +184,22 @@ def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -
         raw = _read_words(text, mark, columns, path)
         found = {name: _read_column(raw[name]) for name in features}
         told = {name: np.array(raw[name]) for name in named}
-    return FeatureTable(found, told[label], told[client] if client is not None else None)
+    return FeatureTable(found, told[label], told[client] if client is not None else None, in_lines(text, mark))
+
+
+def in_lines(text: str, mark: str) -> Place:
+    """Return what says in which line of a CSV file a row stands, as an editor counts them: the names are in line 1."""
+
+    def place(row: int) -> str:
+        rows = csv.reader(io.StringIO(text), delimiter=mark)
+        next(rows)
+        begins, line = list[int](), rows.line_num + 1
+        for found in rows:  # lines without anything are no rows, and text in quotes may go over several
+            begins += [line] if found else []
+            line = rows.line_num + 1
+        return f"line {begins[row]}"
+
+    return place
 
 
 def _read_words(text: str, mark: str, columns: Sequence[str], path: Path) -> dict[str, list[str]]:
@@ -275,8 +293,8 @@ def _chosen(columns: Sequence[str], label: str, client: str | None, drop: Sequen
     for option, name in (("label", label), ("client", client), *(("drop", name) for name in drop)):
         if name is not None and name not in columns:
             raise RequestError(
-                f'data.{option} = "{name}" is not a column of {path}; its columns: {", ".join(columns[:40])}'
-                + (f" and {len(columns) - 40} more" if len(columns) > 40 else "")
+                f'data.{option} = "{name}" is not a column of {path}{near(name, columns)}; its columns: '
+                f"{', '.join(columns[:40])}" + (f" and {len(columns) - 40} more" if len(columns) > 40 else "")
             )
         if option == "drop" and name in (label, client):
             raise RequestError(f'data.drop = "{name}" is the column of {"labels" if name == label else "clients"}')

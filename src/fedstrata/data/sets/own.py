@@ -161,7 +161,8 @@ class Own(DataSet):
                 )
         if isinstance(train.x, np.ndarray) and not table:  # before rows are chosen, so that a bad one is found
             train = replace(train, x=check_samples(train.x, path))
-        train = replace(train, y=check_labels(train.y, path, table=table), client=check_clients(train.client, path))
+        y = check_labels(train.y, path, table=table, place=train.place)
+        train = replace(train, y=y, client=check_clients(train.client, path, train.place))
         if test is None:
             share = TEST if self.test is None else self.test
             rows, held = hold_out(np.arange(len(train.y)), train.y, share, Streams(0)("own"))
@@ -170,8 +171,9 @@ class Own(DataSet):
             raise RequestError(f"data.test = {self.test}, but {path} has a test set of its own; leave it out")
         if isinstance(test.x, np.ndarray) and not table:
             test = replace(test, x=check_samples(test.x, where))
-        clients = check_test_clients(test.client, train.client, where)
-        return columns, train, replace(test, y=check_labels(test.y, where, few=True), client=clients)
+        clients = check_test_clients(test.client, train.client, where, test.place)
+        y = check_labels(test.y, where, few=True, place=test.place)
+        return columns, train, replace(test, y=y, client=clients)
 
     def _parts(
         self, path: Path, known: tuple[Column, ...] | None
@@ -191,7 +193,8 @@ class Own(DataSet):
         if path.suffix in TABLES:
             table = read_table(path, self.label or "label", self.client, self.drop or ())
             columns = settle_columns(table, self.fill, path, self.drop or ()) if known is None else known
-            return columns, FilePart(encode_table(table, columns, path), table.labels, table.clients), None
+            x = encode_table(table, columns, path)
+            return columns, FilePart(x, table.labels, table.clients, table.place), None
         raise RequestError(f"{path} is not of a known kind; allowed: .npz, .csv, .tsv, .parquet, or a folder of images")
 
     def _nowhere(self) -> RequestError:

@@ -1,18 +1,24 @@
-"""Features of a table whose sizes no network learns well from: they should have been brought to one scale."""
+"""Features that no network learns well from: on no common scale, or numbers that only tell rows apart."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import warnings
 from collections.abc import Sequence
 from types import FrameType
 
+import numpy as np
 from torch import Tensor
 
+from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
+from fedstrata.data.preprocessing import Column
 
 REMEDY = 'scale="federated" (data.scale of own data)'
 UNEVEN = f"the data, whose features are not on one scale; try {REMEDY}"
+ID = re.compile(r"(?i:(?<![^\W_])ids?(?![^\W_])|^(unnamed\b.*|index|row|)$)|(?<=[a-z])I[Dd]$")
 FAR = 100.0  # from 1, or from each other: standardised features of real tables stay well within
 
 
@@ -37,6 +43,20 @@ def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str 
     return (
         f"features are not on one scale near 1: values of {of[0]} go up to {largest:g}{beside}, and networks learn "
         f"badly from such; {REMEDY} brings each to mean 0 and deviation 1"
+    )
+
+
+def describe_ids(x: np.ndarray, split: Split, columns: Sequence[Column]) -> str | None:
+    """Name the columns of numbers that look like numbers of rows or patients: by their name, and never twice."""
+    starts = np.cumsum([0, *(column.width for column in columns)]).tolist()
+    asked = [(c.name, at) for c, at in zip(columns, starts, strict=False) if c.values is None and ID.search(c.name)]
+    rows = [split[client] for client in range(len(split))] if asked else []
+    found = [name for name, at in asked if all(len(np.unique(x[own, at])) == len(own) for own in rows)]
+    if not found:
+        return None
+    return (
+        f"{', '.join(found)}: every row has its own value, which tells nothing of new rows; leave numbers of rows and "
+        f"patients out with data.drop = {json.dumps(found, ensure_ascii=False)}"
     )
 
 

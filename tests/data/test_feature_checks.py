@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import fedstrata
 from fedstrata import Federation, Inputs
-from fedstrata.data.feature_sizes import describe_sizes
+from fedstrata.data.feature_checks import describe_sizes
 
 UNEVEN = "features are not on one scale near 1"
 
