@@ -1,11 +1,13 @@
 """A federation: built from whatever the user holds, data by index, and a server that knows only what was declared."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.base import hold_out
@@ -212,6 +214,17 @@ def test_the_client_info_shows_what_was_declared_and_charges_for_it(needs):
         else:
             with pytest.raises(RequestError, match=rf'client_info\.{name} without declaring.*"{name}".*needs'):
                 getattr(client_info, name)
+
+
+def test_what_the_client_info_has_not_is_answered_with_what_it_has():
+    client_info = build().client_info(frozenset({"sizes"}), Streams(0))
+    said = (
+        r"client_info\.samples, which is not there; there are clients, .*, where its `needs` names them, sizes, labels"
+    )
+    with pytest.raises(PartError, match=said):
+        _ = client_info.samples
+    assert not hasattr(client_info, "samples")  # as of any object
+    assert copy.copy(client_info).sizes is client_info.sizes
 
 
 def test_the_tie_break_is_a_seeded_permutation():

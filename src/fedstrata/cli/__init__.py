@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -34,6 +35,7 @@ from fedstrata.cli import (
 )
 from fedstrata.cli import list as listing
 from fedstrata.cli.completing import answering_bash
+from fedstrata.cli.tracebacks import in_short
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import disk_is_full
 from fedstrata.core.origin import find_own_parts_in
@@ -93,11 +95,14 @@ def main() -> None:
         with answering_bash(os.environ):
             app()
     except FedstrataError as error:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        print("\n".join([f"error: {in_short(str(error)) or error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)
-    except OSError as error:
-        if not disk_is_full(error):
+    except Exception as error:
+        if isinstance(error, OSError) and disk_is_full(error):
+            where = f"{error.filename} cannot be written: " if error.filename else ""
+            print(f"error: {where}{error.strerror}; make room, and give the command again", file=sys.stderr)
+        elif (said := in_short(traceback.format_exc())) is not None:
+            print(f"error: {said}", file=sys.stderr)
+        else:
             raise
-        where = f"{error.filename} cannot be written: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; make room, and give the command again", file=sys.stderr)
         sys.exit(1)

@@ -16,8 +16,11 @@ import typer
 from fedstrata.cli import compare_options as options
 from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
+from fedstrata.cli.tracebacks import in_short
 from fedstrata.core.errors import RequestError
 from fedstrata.core.quick_imports import quick_imports
+
+NAMED = 3  # cells that failed alike
 
 if TYPE_CHECKING:
     from fedstrata.runs.compare import Comparison, ComparisonRequest
@@ -139,14 +142,28 @@ def run_comparison(begin: Callable[[], Comparison], quiet: bool, how: dict[str, 
         shown.close()
 
 
+def _tell_failed(done: Comparison) -> None:
+    """Say why cells failed, once for all that failed alike."""
+    alike: dict[str, list[str]] = {}
+    shortened = False
+    for cell in done.failed:
+        short = in_short(cell.why or "")
+        shortened |= short is not None
+        alike.setdefault(short or str(cell.why), []).append(cell.name)
+    for why, names in alike.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        print(f"error: {'; '.join(names[:NAMED])}{more} failed: {why}", file=sys.stderr)
+    if shortened:
+        print(f"whole tracebacks: {done.path / 'comparison.json'}", file=sys.stderr)
+
+
 def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequence[Path] = ()) -> None:
     """Print the outcome and what can be done next; a cell that failed is an error, whatever the others say."""
     from fedstrata.runs.compare.tables import WIDTH
 
     for remark in done.remarks:
         print(f"note: {remark}", file=sys.stderr)
-    for cell in done.failed:
-        print(f"error: {cell.name} failed: {cell.why}", file=sys.stderr)
+    _tell_failed(done)
     if as_json:
         failed = [dict(zip(("condition", "method", "seed", "why"), (*c.key, c.why), strict=True)) for c in done.failed]
         tested = {"friedman": tested.to_json()} if (tested := done.friedman) else {}

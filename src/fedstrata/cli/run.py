@@ -7,6 +7,8 @@ import shlex
 import signal
 import sys
 import textwrap
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,7 @@ from fedstrata.core.quick_imports import quick_imports
 if TYPE_CHECKING:
     from fedstrata.runs.folder import Run
 
+TRACEBACK = "traceback.txt"  # in the folder of a run that an error in the user's own code ended
 SHOWN = (
     "method",
     "seed",
@@ -106,11 +109,28 @@ def run(
         )
         print(f"stopped{advice}", file=sys.stderr)
         raise typer.Exit(130) from None
+    except Exception as error:
+        _keep_traceback(error, progress.run_dir)
+        raise
     finally:
         progress.close()
+    with suppress(OSError):  # of an earlier try
+        (done.path / TRACEBACK).unlink(missing_ok=True)
     if progress.run_dir is None:
         print(f"{done.path} was finished already", file=sys.stderr)
     conclude(done, as_json)
+
+
+def _keep_traceback(error: Exception, run_dir: str | None) -> None:
+    """Keep the whole traceback of an error in the user's own code, of which the terminal shows the end."""
+    from fedstrata.cli.tracebacks import in_short
+
+    said = traceback.format_exc()
+    if run_dir is not None and in_short(said) is not None:
+        path = Path(run_dir) / TRACEBACK
+        with suppress(OSError):
+            path.write_text(said)
+            error.add_note(f"the whole traceback: {path}")
 
 
 def conclude(done: Run, as_json: bool) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from fedstrata.core.contract import calling_part
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import RequestError, UnknownFieldError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 from fedstrata.core.rng import Streams
 
+ALWAYS = ("clients", "classes", "holders", "key")  # what every part may read
 TOLD = ("sizes", "labels", "totals", "counts", "speeds", "proxy")  # what a part may name in `needs`
 
 
@@ -195,6 +197,17 @@ class ClientInfo:
         return replace(
             self, ground_truth=None, later=None if later is None else lambda round: later(round).without_ground_truth()
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what there is, where a part reads what is not there."""
+            if name.startswith("_"):  # what copying and pickling look for
+                raise AttributeError(name)
+            raise UnknownFieldError(
+                f"{calling_part()} reads client_info.{name}, which is not there; there are {', '.join(ALWAYS)}, and, "
+                f"where its `needs` names them, {', '.join(TOLD)} (sizes: training samples, counts: those of a label)"
+            )
 
     def _get(self, name: str) -> np.ndarray:
         value = self.known.get(name)

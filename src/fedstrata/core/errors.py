@@ -60,6 +60,10 @@ class PartError(FedstrataError, ValueError):
     """
 
 
+class UnknownFieldError(PartError, AttributeError):
+    """A part reads a field that is not there."""
+
+
 class UnsummableError(FedstrataError):
     """What clients sent cannot be summed, because too few of them are left; the run goes on without it.
 
