@@ -25,6 +25,13 @@ def test_a_tutorial_can_be_followed(page, tmp_path):
     follow(page, tmp_path / "empty")
 
 
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_names_what_its_commands_need_beside_fedstrata_before_them(page):
+    text = page.read_text()
+    for option, extra in (("--onnx", "fedstrata[onnx]"),):
+        assert option not in text or extra in text.split(option)[0]
+
+
 @pytest.mark.sites
 @pytest.mark.parametrize("page", [page for page in TUTORIALS if page.stem in AT_SITES], ids=lambda page: page.stem)
 def test_a_tutorial_at_sites_can_be_followed(page, tmp_path):
