@@ -346,3 +346,50 @@ def test_a_stop_that_a_library_swallowed_is_asked_for_again(monkeypatch, capsys)
         progress.Reporter.asked_to_stop = False
     assert stopped.value.exit_code == 130
     assert capsys.readouterr().err.startswith("stopped")
+
+
+# ---- what ends a command early ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "inspect", "predict", "evaluate", "data import new"])
+def test_a_file_that_may_not_be_read_is_one_line(cli, monkeypatch, command):
+    trained = ["here"] if command in ("predict", "evaluate") else []
+    if trained:
+        assert cli("run", "-q", *ALONE, "--set", "train.rounds=1", "--out", "here")[0] == 0
+    Path("closed.csv").touch()
+    read, access = Path.read_text, os.access
+
+    def refuse(path, *args, **kwargs):
+        if path.name == "closed.csv":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(os, "access", lambda path, *args: "closed" not in str(path) and access(path, *args))
+    code, out, err = cli(*command.split(), *trained, "closed.csv")
+    assert (code, out) == (2, "")
+    assert err == "error: closed.csv cannot be read: [Errno 13] Permission denied: 'closed.csv'\n"
+
+
+def test_a_model_that_may_not_be_read_is_one_line(cli, monkeypatch):
+    Path("model.safetensors").touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    code, _, err = cli("predict", "model.safetensors", "new.csv")
+    assert (code, err) == (2, "error: model.safetensors cannot be read: its permissions do not allow it\n")
+
+
+def test_a_command_that_is_stopped_before_it_can_say_what_is_left_says_one_word(cli, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedstrata.cli.run.stop_cleanly", stop)
+    assert cli("run") == (130, "", "stopped\n")
+    monkeypatch.setattr("fedstrata.remote.site.label_names.open_model", stop)
+    assert cli("predict", "run", "new.csv") == (130, "", "stopped\n")
+
+
+def test_a_selector_beside_a_schedule_is_refused_by_the_key_that_was_set(cli):
+    for stage, other in (("selector", "size"), ("sampler", "full-batch")):
+        _, _, err = cli("run", "--set", "method.name=stratify-batch", "--set", f"method.{stage}={other}")
+        assert err.startswith(f"error: method.{stage} does not fit this plan: the schedule chooses the ")
+        assert "driver" not in err

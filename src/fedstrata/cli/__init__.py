@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -40,7 +40,21 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import disk_is_full
 from fedstrata.core.origin import find_own_parts_in
 
+
+class Commands(typer.core.TyperGroup):
+    """All commands; Ctrl-C is answered with a line where a command does not say itself what is left of it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     name="fedstrata",
     help="Federated learning on skewed data: one plan whose stages can be swapped, combined and compared.",
     no_args_is_help=True,

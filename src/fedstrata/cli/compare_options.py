@@ -14,6 +14,7 @@ Given = Annotated[
     typer.Argument(
         metavar="[EXPERIMENT.toml]",
         help="Experiment file; the embedded default without one. With --merge, the folders of the runs.",
+        readable=False,
     ),
 ]
 Methods = Annotated[

@@ -96,7 +96,9 @@ def import_(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="An .npz, .csv or .parquet file, or a folder of images, of LEAF or PFLlib."
+            metavar="PATH",
+            help="An .npz, .csv or .parquet file, or a folder of images, of LEAF or PFLlib.",
+            readable=False,
         ),
     ],
     label: Annotated[

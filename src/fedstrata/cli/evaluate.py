@@ -15,7 +15,10 @@ from fedstrata.cli.predict import Keys, Model, tell
 def evaluate(
     run: Model,
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="As for `predict`, with labels: a column, y, or folders by class.")
+        Path,
+        typer.Argument(
+            metavar="DATA", help="As for `predict`, with labels: a column, y, or folders by class.", readable=False
+        ),
     ],
     label: Annotated[
         str | None,

@@ -11,7 +11,11 @@ from fedstrata.cli import completing
 
 ExperimentFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[EXPERIMENT.toml]", help="Experiment file; the embedded default without one."),
+    typer.Argument(
+        metavar="[EXPERIMENT.toml]",
+        help="Experiment file; the embedded default without one.",
+        readable=False,  # whoever opens a file says in one line why it cannot be read
+    ),
 ]
 Sets = Annotated[
     list[str] | None,

@@ -27,6 +27,7 @@ Model = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Run folder, or a model file such as best.safetensors.",
+        readable=False,
         autocompletion=completing.run_folders,
     ),
 ]
@@ -40,7 +41,11 @@ def predict(
     run: Model,
     inputs: Annotated[
         list[Path],
-        typer.Argument(metavar="INPUT...", help="CSV, Parquet, .npz, .npy, images or folders of them; several, too."),
+        typer.Argument(
+            metavar="INPUT...",
+            help="CSV, Parquet, .npz, .npy, images or folders of them; several, too.",
+            readable=False,
+        ),
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write them as CSV.")] = None,
     keys: Keys = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class SavedModel:
             if below:  # a folder of runs, or a comparison
                 why = f"name one of the runs below it, such as {below[0].parent}"
             raise RequestError(f"{path} holds no model: {why}")
+        if not os.access(file, os.R_OK):
+            raise RequestError(f"{file} cannot be read: its permissions do not allow it")
         return cls(file, network=network)
 
     @cached_property

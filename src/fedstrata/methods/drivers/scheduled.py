@@ -111,10 +111,12 @@ class ScheduledDriver(Driver):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse stages that would choose clients or samples beside the schedule."""
-        if plan.selector != Random():
-            return "the schedule chooses the clients; leave method.selector out"
-        if plan.sampler_asked != Shuffle():
-            return "the schedule chooses the samples; leave method.sampler out"
+        for key, part, own, what in (
+            ("method.selector", plan.selector, Random(), "clients"),
+            ("method.sampler", plan.sampler_asked, Shuffle(), "samples"),
+        ):
+            if part != own:  # which was asked for; the driver comes with the schedule
+                raise RequestError(f"{key} does not fit this plan: the schedule chooses the {what}; leave {key} out")
         if self.schedule.frequency == "uniform" and self.schedule.cap is not None:
             return 'method.schedule.cap belongs to frequency = "capped"'
         if self.schedule.frequency == "capped" and self.schedule.each is not None:
