@@ -10,6 +10,7 @@ import pytest
 
 from fedstrata.deploy import answering, objects_under_way, run_process
 from fedstrata.deploy.heartbeats import beat_on
+from fedstrata.deploy.served import ANNOUNCED
 from fedstrata.remote.site.private_socket import WAKE, Door
 
 
@@ -78,10 +79,10 @@ def test_a_site_that_hears_of_a_run_is_woken_and_looks_again_at_once(tmp_path_fa
         getattr(node, answering.PULL)(node_config=told)
         node.time.sleep(3)
 
-    look({answering.ANNOUNCED: "1"})  # a site that has gone is no error
+    look({ANNOUNCED: "1"})  # a site that has gone is no error
     with Door(lambda request: asked.append(request) or b"", place):
         look({})
-        look({answering.ANNOUNCED: "1"})
+        look({ANNOUNCED: "1"})
         look({})
     assert asked == [WAKE]
     assert slept == [answering.AT_ONCE, 3, answering.AT_ONCE, 3]

@@ -15,6 +15,7 @@ from deployed import a_server
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import certificate_watch, client, flower, keys, logs, server, state, status
+from fedstrata.deploy.asking import ask
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.certificate_watch import DAY, LOOK, CertificateWatch
 from fedstrata.deploy.fetch import Shelf
@@ -188,6 +189,6 @@ def test_a_certificate_that_is_not_to_be_trusted_for_another_reason_is_not_said_
     keys.make(tmp_path / "other", ["a"])
     authority = tmp_path / "other/sites/a/ca.crt"
     with served(ended / "server") as address, pytest.raises(OSError, match="verify failed") as refused:
-        server.ask(address, "/", authority)
+        ask(address, "/", authority)
     assert certificate_watch.why_ended(refused.value, address, authority) is None
     assert certificate_watch.why_ended(OSError("refused"), address, authority) is None

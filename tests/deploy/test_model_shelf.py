@@ -19,9 +19,10 @@ from fedstrata.deploy import fetch, model_shelf, node_signature, run_book, state
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.client import CheckedClient, FederationClient
 from fedstrata.deploy.fetch import Shelf, choose_run, shelf_of
-from fedstrata.deploy.model_shelf import MODELS, ModelShelf, path_of
+from fedstrata.deploy.model_shelf import ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.deploy.run_book import BookedRun
+from fedstrata.deploy.served import MODELS, path_of
 from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.server.orders import StoppedError
 

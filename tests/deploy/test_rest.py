@@ -17,10 +17,10 @@ from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import auth_proxy, client, data_files, run_launcher, site_on_demand
-from fedstrata.deploy.answering import ANNOUNCED
 from fedstrata.deploy.app import foreign
 from fedstrata.deploy.long_poll import PULL, LongPoll
 from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMIT, SUBMITTED, RunLauncher
+from fedstrata.deploy.served import ANNOUNCED
 from fedstrata.deploy.site_on_demand import SiteOnDemand
 from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.remote.protocol import build_request

@@ -78,6 +78,7 @@ def server(
     from fedstrata.deploy import flower, metrics, state
     from fedstrata.deploy.keys import of_server
     from fedstrata.deploy.server import FederationServer, public_name, serve
+    from fedstrata.deploy.server_figures import ServerFigures
 
     flower.require_flower()
     _either(keys, insecure, "DIR/server")
@@ -91,7 +92,7 @@ def server(
         approval=approve_runs,
     )
     if metrics_port is not None:
-        figures = metrics.ServerFigures(state.private(asked.folder), asked.nodes, folder)
+        figures = ServerFigures(state.private(asked.folder), asked.nodes, folder)
         metrics.serve_metrics(figures, metrics_port, metrics_host)
     with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
         serve(asked, _say)

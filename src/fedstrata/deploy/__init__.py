@@ -12,6 +12,6 @@ Runs
     `submit`, `run_app`, `run_queue`, `run_orders`, `run_launcher`, `run_process`, `run_place`, `run_book`, `run_copy`,
     `model_shelf`.
 What operators look at, and what both sides need
-    `status`, `overview`, `board_console`, `metrics`, `health`, `logs`; `state`, `processes`, `heartbeats`, `backup`,
-    `package`.
+    `status`, `overview`, `board_console`, `metrics` with `server_figures` and `site_figures`, `health`, `logs`;
+    `asking`, `served`, `state`, `processes`, `heartbeats`, `backup`, `package`.
 """

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.deploy.served import ANNOUNCED
 from fedstrata.remote.flower.app_config import NodeConfig
 from fedstrata.remote.site.private_socket import WAKE, ask
 
 HELD = 1.0  # seconds: a look for messages that took longer was held by the server until there was one, or for a while
 AT_ONCE = 0.05  # seconds before the next look then
 SOON = 0.3  # seconds between two looks at a server that holds none, in the time after a message
-ANNOUNCED = "fedstrata-run-begins"  # the header of an answer by which the server says that a run was submitted
 SHORT = 10.0  # seconds in which a site that is woken must have taken note
 BUSY = 60.0  # seconds after a message in which the next one is likely
 PULL, PUSH = "_pull_and_store_message", "_push_messages"  # Flower's names for a look, and for sending what was answered

@@ -21,11 +21,8 @@ from fedstrata.deploy.answering import answer_here, hear, look_often, without_po
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.objects_under_way import ask_again_soon
+from fedstrata.deploy.run_app import COMPONENTS
 
-COMPONENTS = {
-    "serverapp": "fedstrata.remote.flower.server_app:app",
-    "clientapp": "fedstrata.remote.flower.client_app:app",
-}
 FILES = [".info/CONTENT", "pyproject.toml"]
 LONGEST = 1 << 16  # bytes
 

@@ -31,16 +31,16 @@ from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.long_poll import LongPoll
-from fedstrata.deploy.model_shelf import MODELS, ModelShelf
+from fedstrata.deploy.model_shelf import ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
 from fedstrata.deploy.one_port import serve_on_one_port
 from fedstrata.deploy.run_launcher import RunLauncher
+from fedstrata.deploy.served import HEALTH, MODELS
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 from fedstrata.deploy.web_app import App, Receive, Scope, Send
 from fedstrata.remote.protocol_version import PROTOCOL
 
 FLEET = "/v1/fleet/"
-HEALTH = "/health"
 GATE = "/fedstrata-gate"  # answered by the gate itself: that is how one knows that it is there
 NODES = "nodes.json"  # beside the database: which site has which node id and key
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most

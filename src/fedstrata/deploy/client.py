@@ -17,7 +17,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
@@ -28,13 +28,14 @@ from fedstrata import __version__
 from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
-from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.asking import ask
 from fedstrata.deploy.certificate_watch import CertificateWatch, why_ended
 from fedstrata.deploy.data_files import look_at, named_files
-from fedstrata.deploy.logs import cut_printed, keep_log, note
-from fedstrata.deploy.metrics import SiteFigures, serve_metrics
+from fedstrata.deploy.logs import cut_printed, keep_log, note, tail
+from fedstrata.deploy.metrics import serve_metrics
 from fedstrata.deploy.processes import Household
-from fedstrata.deploy.server import Say, ask, tail
+from fedstrata.deploy.served import HEALTH
+from fedstrata.deploy.site_figures import SiteFigures
 from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
 from fedstrata.deploy.site_reporter import SiteReporter
 from fedstrata.remote.site.private_socket import Door
@@ -42,6 +43,8 @@ from fedstrata.remote.site.private_socket import Door
 if TYPE_CHECKING:
     from fedstrata.config.experiment import Experiment
     from fedstrata.remote.site.policy.rules import SitePolicy
+
+Say = Callable[[str], None]
 
 REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
 CONNECTED = "SuperNode ID"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fedstrata.deploy.answering import ANNOUNCED
+from fedstrata.deploy.served import ANNOUNCED
 from fedstrata.deploy.web_app import App, Message, Receive, Scope, Send, ask_app, whole
 
 PULL = "/v1/fleet/pull-messages"  # a site looks for messages

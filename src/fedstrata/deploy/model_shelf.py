@@ -1,9 +1,6 @@
 """Models for the sites that trained them: the gate hands them out, to whoever signs with the key of such a site.
 
-    GET /fedstrata-models                what there is: finished runs in which the site took part
-    GET /fedstrata-models/RUN/FILE       a model's file
-
-Without keys (`--insecure`) everybody gets everything, as everything there.
+Where it does is in `served.py`. Without keys (`--insecure`) everybody gets everything, as everything there.
 """
 
 from __future__ import annotations
@@ -14,15 +11,11 @@ from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from fedstrata.deploy.run_book import FINISHED, BookedRun, read_booked
+from fedstrata.deploy.served import FILES, HASH, MODELS, PIECE
 from fedstrata.deploy.web_app import App, Receive, Scope, Send
-
-MODELS = "/fedstrata-models"
-FILES = ("model.safetensors", "best.safetensors")  # the last model, and the best one
-PIECE = 1 << 20  # bytes that are sent at once
-HASH = "fedstrata-sha256"
 
 Signer = Callable[[Scope], str | None]  # the site that signed a request; None: nobody is asked who he is
 
@@ -101,8 +94,3 @@ def _measured(file: BinaryIO) -> tuple[int, str]:
 
 def _header(name: str, value: object) -> tuple[bytes, bytes]:
     return name.encode(), str(value).encode()
-
-
-def path_of(run: str, file: str) -> str:
-    """Return where a model's file is."""
-    return f"{MODELS}/{quote(run)}/{file}"

@@ -15,9 +15,12 @@ from typing import Any
 import tomli_w
 
 from fedstrata import __version__
-from fedstrata.deploy.app import COMPONENTS
 from fedstrata.remote.flower.app_config import BLANK
 
+COMPONENTS = {
+    "serverapp": "fedstrata.remote.flower.server_app:app",
+    "clientapp": "fedstrata.remote.flower.client_app:app",
+}
 APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,20 +16,20 @@ from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
-from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES, STREAM
+from fedstrata.deploy.asking import ask, tell
+from fedstrata.deploy.auth_proxy import GATE, NODES, STREAM
 from fedstrata.deploy.certificate_watch import why_ended
-from fedstrata.deploy.logs import cut_printed, keep_log, note
+from fedstrata.deploy.logs import cut_printed, keep_log, note, tail
 from fedstrata.deploy.processes import Household, running
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import RunWatch
 from fedstrata.deploy.run_launcher import SOON, SUBMIT, UNUSABLE
+from fedstrata.deploy.served import HEALTH
 from fedstrata.deploy.site_reports import SiteCondition, conditions
 from fedstrata.remote.server.waiting_note import forget_waiting
 
 READY = 90.0  # seconds in which a server must be up
-SHOWN = 15  # lines of a log where something failed
 SUBMITTING = 120.0  # seconds in which it must have taken a run
-LONGEST = 1 << 16  # bytes of an answer
 Say = Callable[[str], None]
 
 INSECURE = """\
@@ -259,34 +256,6 @@ def next_steps(server: FederationServer) -> str:
         f"the log is {server.folder / 'superlink.log'}; Ctrl-C ends the server",
     ]
     return "\n".join(lines)
-
-
-def ask(address: str, path: str, authority: Path | None, seconds: float = 5.0) -> int:
-    """Ask a server for a path and give the status; OSError where there is no answer, as of another certificate."""
-    return tell(address, path, authority, None, seconds)[0]
-
-
-def tell(address: str, path: str, authority: Path | None, body: bytes | None, seconds: float) -> tuple[int, str]:
-    """Send a server something, or just ask; give the status and what it says."""
-    trust = None if authority is None else ssl.create_default_context(cafile=str(authority))
-    handlers: list[Any] = [urllib.request.ProxyHandler({})]
-    if trust is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=trust))
-    request = urllib.request.Request(f"{'http' if trust is None else 'https'}://{address}{path}", body)
-    try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
-            return int(answer.status), answer.read(LONGEST).decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read(LONGEST).decode(errors="replace")
-
-
-def tail(log: Path) -> str:
-    """Return the end of a log."""
-    try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN:])
-    except OSError:
-        return ""
 
 
 def _wait(server: FederationServer, household: Household, log: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import flower
-from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.asking import ask
 from fedstrata.deploy.certificate_watch import why_ended
-from fedstrata.deploy.server import FederationServer, ask
+from fedstrata.deploy.served import HEALTH
+from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run

@@ -24,10 +24,10 @@ from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.core.files import make_folder
 from fedstrata.data.formats.tabular import some
 from fedstrata.deploy import flower, state
-from fedstrata.deploy.logs import asker
+from fedstrata.deploy.logs import asker, tail
 from fedstrata.deploy.processes import running
 from fedstrata.deploy.run_book import BookedRun, book
-from fedstrata.deploy.server import FederationServer, hand_in, tail
+from fedstrata.deploy.server import FederationServer, hand_in
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
