@@ -27,7 +27,7 @@ from fedstrata.deploy.logs import tail
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.run_app import pyproject
 from fedstrata.deploy.served import HEALTH
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.server.federation_server import FederationServer
 
 UP = 600.0  # seconds in which Flower must be there, also on a machine that has much else to do
 OFTEN = 0.5  # seconds between two looks at what has come of an app

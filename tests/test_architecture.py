@@ -19,6 +19,18 @@ from fedstrata.methods.recipes import PARTS as RECIPES
 PACKAGE = Path(fedstrata.__file__).parent
 PROJECT = Path(__file__).parent.parent
 ROOT = {"__init__.py", "__main__.py", "api.py", "py.typed"}
+LARGE = [
+    "core",
+    "data",
+    "deploy",
+    "deploy/operators",
+    "deploy/server",
+    "deploy/site",
+    "remote",
+    "remote/server",
+    "remote/site",
+    "runs/compare",
+]
 ONLY_POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 CODE = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -59,7 +71,7 @@ def test_the_root_holds_no_modules_of_its_own():
     assert all((folder / "__init__.py").exists() for folder in folders)
 
 
-@pytest.mark.parametrize("room", ["core", "data", "deploy", "remote", "remote/server", "remote/site", "runs/compare"])
+@pytest.mark.parametrize("room", LARGE)
 def test_a_large_room_has_a_map(room):
     """Its docstring names every module and every package in it, and none that is not there."""
     there = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedstrata.deploy import answering, objects_under_way, run_process
+from fedstrata.deploy import objects_under_way
 from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.served import ANNOUNCED
+from fedstrata.deploy.server import run_process
+from fedstrata.deploy.site import answering
 from fedstrata.remote.site.private_socket import WAKE, Door
 
 

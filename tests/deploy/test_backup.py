@@ -17,11 +17,13 @@ from test_model_shelf import WHO
 import fedstrata
 from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import run_book, run_copy, state
+from fedstrata.deploy import state
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.backup import backup, restore
-from fedstrata.deploy.roll_watch import RollWatch
-from fedstrata.deploy.run_book import BookedRun
+from fedstrata.deploy.operators import run_copy
+from fedstrata.deploy.operators.backup import backup, restore
+from fedstrata.deploy.server import run_book
+from fedstrata.deploy.server.roll_watch import RollWatch
+from fedstrata.deploy.server.run_book import BookedRun
 from fedstrata.remote.server.orders import OperatorOrder, give_order, read_orders
 from fedstrata.runs.folder import Run
 

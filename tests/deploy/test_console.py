@@ -17,12 +17,14 @@ from fedstrata.cli import console
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import take_lock
-from fedstrata.deploy import logs, overview, run_queue, server, site_reports, state, submit
+from fedstrata.deploy import logs, site_reports, state
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.board_console import BoardConsole
-from fedstrata.deploy.run_queue import tickets, turn
+from fedstrata.deploy.operators import overview, run_queue, submit
+from fedstrata.deploy.operators.board_console import BoardConsole
+from fedstrata.deploy.operators.run_queue import tickets, turn
+from fedstrata.deploy.operators.submit import Submission
+from fedstrata.deploy.server import federation_server
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
-from fedstrata.deploy.submit import Submission
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.server import waiting_note
 from fedstrata.remote.server.orders import FILE, StoppedError
@@ -38,7 +40,7 @@ def there(made, tmp_path, monkeypatch):
     state.private(here.folder)
     known = {name: {"node": str(i), "key": "k"} for i, name in enumerate("ab")}
     (here.folder / "nodes.json").write_text(json.dumps(known))
-    monkeypatch.setattr(server, "find_server", lambda *_: here)
+    monkeypatch.setattr(federation_server, "find_server", lambda *_: here)
     return here
 
 
@@ -123,7 +125,7 @@ def test_a_run_keeps_its_turn_while_its_process_goes_on_without_the_command_that
 
 def test_an_operator_approves_or_refuses_a_run_before_it_begins(there, tmp_path, monkeypatch, cli):
     wants = a_server(keys=there.keys, approval=True)
-    monkeypatch.setattr(server, "find_server", lambda *_: wants)
+    monkeypatch.setattr(federation_server, "find_server", lambda *_: wants)
     ann, words = str(tmp_path / "keys/operators/ann"), ["approve"]
     said = []
 
@@ -156,7 +158,7 @@ def logged(there):
 
 def test_who_waits_is_refused_or_gives_up_in_the_queue_is_logged_with_who_asked(there, tmp_path, monkeypatch, cli):
     wants = a_server(keys=there.keys, approval=True)
-    monkeypatch.setattr(server, "find_server", lambda *_: wants)
+    monkeypatch.setattr(federation_server, "find_server", lambda *_: wants)
     ann = str(tmp_path / "keys/operators/ann")
     monkeypatch.setattr(run_queue.time, "sleep", lambda _: cli("deploy", "console", "refuse", "1", "--operator", ann))
     with pytest.raises(StoppedError), turn(asked(wants, tmp_path / "one"), print):

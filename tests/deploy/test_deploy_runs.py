@@ -20,11 +20,13 @@ from deployed import a_run, a_server
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.file_lock import take_lock
-from fedstrata.deploy import flower, run_app, server, state, submit
-from fedstrata.deploy.answering import PULL, look_often
-from fedstrata.deploy.app import foreign
+from fedstrata.deploy import flower, run_app, state
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.run_launcher import SUBMIT
+from fedstrata.deploy.operators import submit
+from fedstrata.deploy.server import federation_server
+from fedstrata.deploy.server.run_launcher import SUBMIT
+from fedstrata.deploy.site.answering import PULL, look_often
+from fedstrata.deploy.site.supernode import foreign
 from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.remote.server.waiting_note import FILE as WAITING
 from fedstrata.runs.folder import Run
@@ -117,7 +119,7 @@ def test_submitting_tells_the_server_and_removes_what_was_written(tmp_path, monk
         seen["rounds"] = Experiment.of(Path(seen["experiment"])).train.rounds
         return answers.pop()
 
-    monkeypatch.setattr(server, "tell", tell)
+    monkeypatch.setattr(federation_server, "tell", tell)
     there = a_server()
     state.private(there.folder)
     (there.folder / WAITING).write_text("{}")  # of a run that was killed

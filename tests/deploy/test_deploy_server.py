@@ -9,8 +9,10 @@ import pytest
 from deployed import a_run, a_server
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import flower, logs, server, state, status
+from fedstrata.deploy import flower, logs, state
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
+from fedstrata.deploy.operators import status
+from fedstrata.deploy.server import federation_server
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
 from fedstrata.remote.flower.server_app import read_registered
@@ -51,7 +53,7 @@ def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):
 def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, monkeypatch, cli, flower_is_there):
     there = a_server()
     state.private(there.folder)
-    monkeypatch.setattr(server, "find_server", lambda _: there)
+    monkeypatch.setattr(federation_server, "find_server", lambda _: there)
     for number, site in ((1, "a"), (2, "b"), (3, "a")):  # a came back, as another node
         acquaintances.remember(there.met, number, site)
     nodes = [
@@ -78,7 +80,7 @@ def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, mo
 
 
 def test_status_without_names_shows_who_is_up(monkeypatch, cli, flower_is_there):
-    monkeypatch.setattr(server, "find_server", lambda _: a_server())
+    monkeypatch.setattr(federation_server, "find_server", lambda _: a_server())
     nodes = [node("1", "online"), node("2", "offline"), node("3", "unregistered")]
     monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
     code, out, _ = cli("deploy", "status")
@@ -101,16 +103,16 @@ def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
         return {"success": True, "node-id": next(number)}
 
     monkeypatch.setattr(flower, "flwr", call)
-    server.register(there, wanted, lambda _: None)
+    federation_server.register(there, wanted, lambda _: None)
     assert calls == [("register", "a"), ("register", "b"), ("register", "c")]
     assert there.nodes() == {"a": "1", "b": "2", "c": "3"}
     calls.clear()
-    server.register(there, wanted, lambda _: None)
+    federation_server.register(there, wanted, lambda _: None)
     assert calls == [], "Flower keeps them over restarts"
     wanted = {"a": wanted["a"], "c": wanted["b"]}
     said = []
     logs.keep_log(there.folder)
-    server.register(there, wanted, said.append)
+    federation_server.register(there, wanted, said.append)
     assert calls == [("unregister", "2"), ("unregister", "3"), ("register", "c")]
     assert said == ["site b may no longer connect", "site c has a new key", "site c may connect"]
     assert there.nodes() == {"a": "1", "c": "6"}
@@ -134,7 +136,7 @@ def test_a_site_is_nobody_before_flower_ends_its_connection(tmp_path, made, monk
 
     number = iter(range(1, 9))
     monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "node-id": next(number)})
-    server.register(there, wanted, lambda _: None)
+    federation_server.register(there, wanted, lambda _: None)
     assert [signed(site) for site in "abc"] == ["a", "b", "c"]
 
     def crash(_, words):
@@ -146,11 +148,11 @@ def test_a_site_is_nobody_before_flower_ends_its_connection(tmp_path, made, monk
     monkeypatch.setattr(flower, "flwr", crash)
     left, why = {"a": wanted["a"], "c": wanted["c"]}, "no connection"
     with pytest.raises(flower.FlowerError, match="no connection"):
-        server.register(there, left, lambda _: None)
+        federation_server.register(there, left, lambda _: None)
     assert signed("b") is None
     why = "[code: 24] Node ID not found for account."  # it was told before the crash
     said = []
-    server.register(there, left, said.append)
+    federation_server.register(there, left, said.append)
     assert said == ["site b may no longer connect"]
     assert json.loads(there.registered.read_text()).keys() == {"a", "c"}
 
@@ -170,21 +172,21 @@ def test_a_key_that_was_shut_out_cannot_come_back(made, monkeypatch):
     monkeypatch.setattr(flower, "flwr", call)
     why = "[code: 23] Public key already in use."
     with pytest.raises(RequestError, match=r"key of site a was shut out before.*superlink\.db"):
-        server.register(there, Credentials.load(made / "server").roll.nodes, lambda _: None)
+        federation_server.register(there, Credentials.load(made / "server").roll.nodes, lambda _: None)
     why = "no connection"
     with pytest.raises(flower.FlowerError, match="no connection"):
-        server.register(there, Credentials.load(made / "server").roll.nodes, lambda _: None)
+        federation_server.register(there, Credentials.load(made / "server").roll.nodes, lambda _: None)
 
 
 def test_a_database_without_notes_is_not_trusted(tmp_path):
     for name in ("superlink.db", "superlink.db-wal", "insecure.db"):
         (tmp_path / name).touch()
-    server.forget_strangers(tmp_path, None)
+    federation_server.forget_strangers(tmp_path, None)
     assert (tmp_path / "superlink.db").exists()
-    server.forget_strangers(tmp_path, tmp_path)
+    federation_server.forget_strangers(tmp_path, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["insecure.db", "nodes.json"]
     (tmp_path / "superlink.db").touch()
-    server.forget_strangers(tmp_path, tmp_path)
+    federation_server.forget_strangers(tmp_path, tmp_path)
     assert (tmp_path / "superlink.db").exists(), "sites come back by themselves after a restart"
 
 
@@ -192,8 +194,8 @@ def test_next_steps_say_what_to_type(made):
     there = a_server(port=8123, keys=str(made / "server"))
     state.private(there.folder)
     (there.folder / "nodes.json").write_text(json.dumps({name: {"node": "1", "key": ""} for name in "abc"}))
-    said = server.next_steps(a_server(port=8123, keys=str(made / "server")))
+    said = federation_server.next_steps(a_server(port=8123, keys=str(made / "server")))
     assert "sites that may connect: a, b, c" in said
     assert "fedstrata deploy client --server h:8123 --site NAME --keys" in said
     assert "fedstrata deploy run EXPERIMENT.toml --sites 3 --server 127.0.0.1:8123" in said
-    assert "--insecure" in server.next_steps(a_server())
+    assert "--insecure" in federation_server.next_steps(a_server())

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from looping import run_loop
 
 from fedstrata.core.web_limits import impatient
-from fedstrata.deploy import auth_proxy, node_signature
-from fedstrata.deploy.auth_proxy import GATE, Gate
+from fedstrata.deploy import node_signature
 from fedstrata.deploy.node_signature import KnownKeys
-from fedstrata.deploy.run_launcher import SOON, SUBMIT
+from fedstrata.deploy.server import auth_proxy
+from fedstrata.deploy.server.auth_proxy import GATE, Gate
+from fedstrata.deploy.server.run_launcher import SOON, SUBMIT
 
 
 def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str = "http", keys=None, **headers) -> str:

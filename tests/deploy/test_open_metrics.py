@@ -13,10 +13,11 @@ from test_model_shelf import WHO
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import take_lock
-from fedstrata.deploy import keys, metrics, run_book, site_reports, state
-from fedstrata.deploy.run_book import BookedRun
-from fedstrata.deploy.server_figures import SITE_STATES, EventCounts, ServerFigures
-from fedstrata.deploy.site_figures import SiteFigures
+from fedstrata.deploy import keys, metrics, site_reports, state
+from fedstrata.deploy.server import run_book
+from fedstrata.deploy.server.figures import SITE_STATES, EventCounts, ServerFigures
+from fedstrata.deploy.server.run_book import BookedRun
+from fedstrata.deploy.site.figures import SiteFigures
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 
 

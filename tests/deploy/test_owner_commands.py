@@ -11,7 +11,8 @@ from in_process_sites import SMALL
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.travel import to_sites
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import client, state
+from fedstrata.deploy import state
+from fedstrata.deploy.site import client
 from fedstrata.remote.protocol import PendingError, PolicyError
 from fedstrata.remote.site.policy.approvals import Approvals
 from fedstrata.remote.site.policy.audit import AuditLog, verify

@@ -12,9 +12,11 @@ from test_rest import Calls, submitting
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import run_place, server, state, submit
-from fedstrata.deploy.run_launcher import UNUSABLE, RunLauncher
-from fedstrata.deploy.run_place import refuse_unusable
+from fedstrata.deploy import state
+from fedstrata.deploy.operators import submit
+from fedstrata.deploy.server import federation_server, run_place
+from fedstrata.deploy.server.run_launcher import UNUSABLE, RunLauncher
+from fedstrata.deploy.server.run_place import refuse_unusable
 from fedstrata.remote.flower.app_config import BLANK
 
 
@@ -63,7 +65,7 @@ def test_the_server_looks_before_flower_hears_of_the_run(tmp_path):
 
 
 def test_what_the_server_refuses_is_said_in_its_words_and_leaves_no_folder(tmp_path, monkeypatch, flower_is_there):
-    monkeypatch.setattr(server, "tell", lambda *_: (UNUSABLE, "--out = x: the server cannot write there"))
+    monkeypatch.setattr(federation_server, "tell", lambda *_: (UNUSABLE, "--out = x: the server cannot write there"))
     there = a_server()
     state.private(there.folder)
     asked = submit.new(there, Experiment.of(None), tmp_path / "deep/out", 2)

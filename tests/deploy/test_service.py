@@ -22,8 +22,8 @@ from looping import run_loop
 
 from fedstrata.core import json_log
 from fedstrata.core.archives import unpack
-from fedstrata.deploy import one_port
 from fedstrata.deploy.authority import Authority
+from fedstrata.deploy.server import one_port
 
 # ---- packages ------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from staging import SITES, wait_for
 
 from fedstrata.deploy import flower, keys
 from fedstrata.deploy.asking import ask
-from fedstrata.deploy.auth_proxy import GATE
 from fedstrata.deploy.run_app import pyproject
+from fedstrata.deploy.server.auth_proxy import GATE
 from fedstrata.deploy.site_reports import conditions
 
 pytestmark = pytest.mark.sites

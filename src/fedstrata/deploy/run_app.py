@@ -1,6 +1,6 @@
 """The Flower app of every run: a pyproject that points into the installed package, and nothing else.
 
-It is the same for every run. The server submits it (`run_launcher.py`) when `deploy run` tells it how a run is
+It is the same for every run. The server submits it (`server/run_launcher.py`) when `deploy run` tells it how a run is
 configured: Flower's own command line would import for a second what the server has in memory.
 """
 

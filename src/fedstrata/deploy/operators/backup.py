@@ -29,11 +29,11 @@ from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.core.json_log import append
 from fedstrata.deploy import state
-from fedstrata.deploy.auth_proxy import NODES
+from fedstrata.deploy.operators.run_copy import copy_run
 from fedstrata.deploy.processes import running
-from fedstrata.deploy.run_book import FILE as BOOK
-from fedstrata.deploy.run_book import read_booked
-from fedstrata.deploy.run_copy import copy_run
+from fedstrata.deploy.server.auth_proxy import NODES
+from fedstrata.deploy.server.run_book import FILE as BOOK
+from fedstrata.deploy.server.run_book import read_booked
 from fedstrata.deploy.state import QUEUE
 from fedstrata.remote.roll import FILE as ROLL
 from fedstrata.remote.server.orders import FILE as ORDERS

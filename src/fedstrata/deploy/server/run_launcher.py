@@ -18,8 +18,8 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.run_app import run_number, start_request
-from fedstrata.deploy.run_place import refuse_unusable
-from fedstrata.deploy.web_app import App, Receive, Scope, Send, answer, ask_app, whole
+from fedstrata.deploy.server.run_place import refuse_unusable
+from fedstrata.deploy.server.web_app import App, Receive, Scope, Send, answer, ask_app, whole
 
 SOON = "/fedstrata-soon"  # somebody on this machine is about to submit a run
 SUBMIT = "/fedstrata-run"  # a run, as its configuration in JSON
@@ -28,7 +28,7 @@ SUBMITTED = "/v1/control/start-run"
 PROTOBUF = b"application/protobuf"
 ACQUIRE = "/v1/runtime/acquire-task"
 FIRST, LOOK = 5.0, 60.0  # seconds until looks for runs that nobody announced: those from before a restart, and others
-PROCESS = [sys.executable, "-P", "-m", "fedstrata.deploy.run_process"]
+PROCESS = [sys.executable, "-P", "-m", "fedstrata.deploy.server.run_process"]
 
 
 class RunLauncher:

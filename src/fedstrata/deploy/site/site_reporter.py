@@ -1,4 +1,4 @@
-"""A site's side of `site_reports.py`: looks how the site is doing, and tells the server."""
+"""A site's side of `deploy/site_reports.py`: looks how the site is doing, and tells the server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.json_log import FILE, append_event
-from fedstrata.deploy.kept_connection import KeptConnection
 from fedstrata.deploy.logs import note
 from fedstrata.deploy.node_signature import NodeKey
 from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError
+from fedstrata.deploy.site.kept_connection import KeptConnection
 from fedstrata.deploy.site_reports import (
     BUSY,
     EVERY,

@@ -11,7 +11,7 @@ from typing import Any
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.file_lock import is_locked
 from fedstrata.deploy.metrics import MetricFamily, of_certificates, of_processes
-from fedstrata.deploy.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, read_booked
+from fedstrata.deploy.server.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, read_booked
 from fedstrata.deploy.site_reports import AWAY, BUSY, FULL, READY, SiteCondition, conditions
 from fedstrata.deploy.state import QUEUE
 

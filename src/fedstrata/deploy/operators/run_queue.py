@@ -28,9 +28,9 @@ from fedstrata.core.files import write_atomically
 from fedstrata.core.json_log import FILE as LOG
 from fedstrata.core.json_log import append_event
 from fedstrata.deploy.logs import asker
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.operators.submit import Submission, over, roll_of
+from fedstrata.deploy.server.federation_server import FederationServer
 from fedstrata.deploy.state import QUEUE, turn_of
-from fedstrata.deploy.submit import Submission, over, roll_of
 from fedstrata.remote.server.orders import FILE, RunControl, StoppedError
 from fedstrata.runs.folder import Run
 

@@ -1,6 +1,6 @@
 """Models for the sites that trained them: the gate hands them out, to whoever signs with the key of such a site.
 
-Where it does is in `served.py`. Without keys (`--insecure`) everybody gets everything, as everything there.
+Where it does is in `deploy/served.py`. Without keys (`--insecure`) everybody gets everything, as everything there.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
-from fedstrata.deploy.run_book import FINISHED, BookedRun, read_booked
 from fedstrata.deploy.served import FILES, HASH, MODELS, PIECE
-from fedstrata.deploy.web_app import App, Receive, Scope, Send
+from fedstrata.deploy.server.run_book import FINISHED, BookedRun, read_booked
+from fedstrata.deploy.server.web_app import App, Receive, Scope, Send
 
 Signer = Callable[[Scope], str | None]  # the site that signed a request; None: nobody is asked who he is
 

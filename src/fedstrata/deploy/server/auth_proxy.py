@@ -6,7 +6,7 @@ ask for nothing. So whoever could open the port would own the federation, with T
 404 to every path but Fleet's, unless the caller is on this machine and no browser. It decides by headers alone: of who
 is not signed as a site that may connect, no body is read, and of nobody one that is longer than any of ours.
 
-`python -m fedstrata.deploy.auth_proxy OPTIONS` is `flower-superlink OPTIONS` behind it.
+`python -m fedstrata.deploy.server.auth_proxy OPTIONS` is `flower-superlink OPTIONS` behind it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fedstrata.core.parent_line import end_with_parent
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
-from fedstrata.deploy.long_poll import LongPoll
-from fedstrata.deploy.model_shelf import ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
-from fedstrata.deploy.one_port import serve_on_one_port
-from fedstrata.deploy.run_launcher import RunLauncher
 from fedstrata.deploy.served import HEALTH, MODELS
+from fedstrata.deploy.server.long_poll import LongPoll
+from fedstrata.deploy.server.model_shelf import ModelShelf
+from fedstrata.deploy.server.one_port import serve_on_one_port
+from fedstrata.deploy.server.run_launcher import RunLauncher
+from fedstrata.deploy.server.web_app import App, Receive, Scope, Send
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
-from fedstrata.deploy.web_app import App, Receive, Scope, Send
 from fedstrata.remote.protocol_version import PROTOCOL
 
 FLEET = "/v1/fleet/"

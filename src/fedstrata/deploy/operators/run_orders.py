@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.keys import refuse_readable
-from fedstrata.deploy.run_queue import Ticket, control_of, find, log
-from fedstrata.deploy.server import FederationServer
-from fedstrata.deploy.submit import roll_of
+from fedstrata.deploy.operators.run_queue import Ticket, control_of, find, log
+from fedstrata.deploy.operators.submit import roll_of
+from fedstrata.deploy.server.federation_server import FederationServer
 from fedstrata.remote.server.orders import FILE, Action, OperatorOrder, give_order, operator_key
 
 

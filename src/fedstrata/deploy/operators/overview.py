@@ -10,12 +10,12 @@ from typing import Any
 
 from fedstrata.core.events import FAULTS, describe_fault
 from fedstrata.deploy import keys
+from fedstrata.deploy.operators.run_orders import actions
+from fedstrata.deploy.operators.run_queue import Ticket, control_of, tickets
+from fedstrata.deploy.operators.status import count_contributions
 from fedstrata.deploy.processes import running
-from fedstrata.deploy.run_orders import actions
-from fedstrata.deploy.run_queue import Ticket, control_of, tickets
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.server.federation_server import FederationServer
 from fedstrata.deploy.site_reports import SiteCondition, clock
-from fedstrata.deploy.status import count_contributions
 from fedstrata.remote.server.orders import Action
 from fedstrata.remote.server.waiting_note import read_waiting
 from fedstrata.runs.folder import Run

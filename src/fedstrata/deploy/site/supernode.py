@@ -4,7 +4,7 @@ Flower sends sites the app that they run, so whoever runs the server, or gets at
 site. Our app holds no program: it points into the package that is installed at the site. Anything else is ignored here,
 with a line in the log. Messages are answered in this process (`answering.py`).
 
-`python -m fedstrata.deploy.app OPTIONS` is `flower-supernode OPTIONS` with that check.
+`python -m fedstrata.deploy.site.supernode OPTIONS` is `flower-supernode OPTIONS` with that check.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from io import BytesIO
 from typing import Any
 
 from fedstrata.core.parent_line import end_with_parent
-from fedstrata.deploy.answering import answer_here, hear, look_often, without_port
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.objects_under_way import ask_again_soon
 from fedstrata.deploy.run_app import COMPONENTS
+from fedstrata.deploy.site.answering import answer_here, hear, look_often, without_port
 
 FILES = [".info/CONTENT", "pyproject.toml"]
 LONGEST = 1 << 16  # bytes

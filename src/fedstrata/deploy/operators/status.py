@@ -11,7 +11,7 @@ from fedstrata.deploy import flower
 from fedstrata.deploy.asking import ask
 from fedstrata.deploy.certificate_watch import why_ended
 from fedstrata.deploy.served import HEALTH
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.server.federation_server import FederationServer
 from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy.overview import RunRow, SiteRow, look
-from fedstrata.deploy.run_orders import name_operator, order
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.operators.overview import RunRow, SiteRow, look
+from fedstrata.deploy.operators.run_orders import name_operator, order
+from fedstrata.deploy.server.federation_server import FederationServer
 from fedstrata.deploy.site_reports import clock
 from fedstrata.remote.server.orders import Action
 

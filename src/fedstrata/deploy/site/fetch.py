@@ -19,9 +19,9 @@ from typing import Any
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import state
 from fedstrata.deploy.certificate_watch import why_ended
-from fedstrata.deploy.client import CheckedClient
 from fedstrata.deploy.node_signature import NodeKey
 from fedstrata.deploy.served import FILES, HASH, MODELS, PIECE, path_of
+from fedstrata.deploy.site.client import CheckedClient
 
 WAIT = 60.0  # seconds that a server may be silent
 LONGEST = 1 << 20  # bytes of a list of runs

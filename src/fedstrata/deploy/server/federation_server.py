@@ -17,14 +17,14 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
 from fedstrata.deploy.asking import ask, tell
-from fedstrata.deploy.auth_proxy import GATE, NODES, STREAM
 from fedstrata.deploy.certificate_watch import why_ended
 from fedstrata.deploy.logs import cut_printed, keep_log, note, tail
 from fedstrata.deploy.processes import Household, running
-from fedstrata.deploy.roll_watch import RollWatch
-from fedstrata.deploy.run_book import RunWatch
-from fedstrata.deploy.run_launcher import SOON, SUBMIT, UNUSABLE
 from fedstrata.deploy.served import HEALTH
+from fedstrata.deploy.server.auth_proxy import GATE, NODES, STREAM
+from fedstrata.deploy.server.roll_watch import RollWatch
+from fedstrata.deploy.server.run_book import RunWatch
+from fedstrata.deploy.server.run_launcher import SOON, SUBMIT, UNUSABLE
 from fedstrata.deploy.site_reports import SiteCondition, conditions
 from fedstrata.remote.server.waiting_note import forget_waiting
 

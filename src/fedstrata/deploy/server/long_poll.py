@@ -4,7 +4,7 @@ A SuperNode asks every few seconds whether there is a message. Here the answer "
 for a while: messages arrive at once, and an idle site costs a request in twenty seconds.
 
 When a run was submitted on this machine, the answer "none" goes out at once, with a header that says so: a site that
-rests wakes up (`site_on_demand.py`) while the run is still beginning. Who does not hear it wakes up with its first
+rests wakes up (`site/on_demand.py`) while the run is still beginning. Who does not hear it wakes up with its first
 message.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 
 from fedstrata.deploy.served import ANNOUNCED
-from fedstrata.deploy.web_app import App, Message, Receive, Scope, Send, ask_app, whole
+from fedstrata.deploy.server.web_app import App, Message, Receive, Scope, Send, ask_app, whole
 
 PULL = "/v1/fleet/pull-messages"  # a site looks for messages
 NEWS = ("/v1/runtime/push-messages", "/v1/runtime/push-object")  # where a run sends some

@@ -1,7 +1,7 @@
 """A site: the process that holds its data, and the one that connects it to the server.
 
 Both belong together: where one ends by itself, the other is ended too; but the first is there only while it is needed
-(`site_on_demand.py`). A server that does not take the site at once is asked again for a while: after a crash it
+(`on_demand.py`). A server that does not take the site at once is asked again for a while: after a crash it
 believes for up to a minute that the site is still there.
 
 What a site is told is checked with all of fedstrata in memory; then `fedstrata deploy client` gives way to
@@ -30,14 +30,14 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.asking import ask
 from fedstrata.deploy.certificate_watch import CertificateWatch, why_ended
-from fedstrata.deploy.data_files import look_at, named_files
 from fedstrata.deploy.logs import cut_printed, keep_log, note, tail
 from fedstrata.deploy.metrics import serve_metrics
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.served import HEALTH
-from fedstrata.deploy.site_figures import SiteFigures
-from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
-from fedstrata.deploy.site_reporter import SiteReporter
+from fedstrata.deploy.site.data_files import look_at, named_files
+from fedstrata.deploy.site.figures import SiteFigures
+from fedstrata.deploy.site.on_demand import REST, SiteOnDemand
+from fedstrata.deploy.site.site_reporter import SiteReporter
 from fedstrata.remote.site.private_socket import Door
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The server side of one run, as a process: `python -m fedstrata.deploy.run_process`.
+"""The server side of one run, as a process: `python -m fedstrata.deploy.server.run_process`.
 
 It is started when somebody begins to ask for a run, and imports what runs need (torch) while the experiment is still
 being checked. The task comes as a line of JSON on its standard input; without one within a while, it ends.

@@ -1,7 +1,7 @@
 """Runs at real sites: the server is told of one, and the run folder that its server side writes is followed.
 
-For Flower all runs are the same thin app (`run_app.py`). What differs goes into the run configuration: paths on the
-server's machine, and how many sites to wait for.
+For Flower all runs are the same thin app (`deploy/run_app.py`). What differs goes into the run configuration: paths on
+the server's machine, and how many sites to wait for.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fedstrata.data.formats.tabular import some
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.logs import asker, tail
 from fedstrata.deploy.processes import running
-from fedstrata.deploy.run_book import BookedRun, book
-from fedstrata.deploy.server import FederationServer, hand_in
+from fedstrata.deploy.server.federation_server import FederationServer, hand_in
+from fedstrata.deploy.server.run_book import BookedRun, book
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
