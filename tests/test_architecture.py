@@ -21,6 +21,8 @@ PROJECT = Path(__file__).parent.parent
 ROOT = {"__init__.py", "__main__.py", "api.py", "py.typed"}
 LARGE = [
     "core",
+    "core/machine",
+    "core/storage",
     "data",
     "deploy",
     "deploy/operators",
@@ -79,6 +81,14 @@ def test_a_large_room_has_a_map(room):
     named = re.findall(r"`([\w/]+)`", ast.get_docstring(CODE[PACKAGE / room / "__init__.py"]))
     assert {name for name in named if name not in there} == set()
     assert there - {*named} == set()
+
+
+@pytest.mark.parametrize("room", ["machine", "storage"])
+def test_files_and_the_machine_know_nothing_of_learning(room, graph):
+    own = f"fedstrata.core.{room}"
+    for module in graph.find_descendants(own):
+        others = {name for name in graph.find_modules_directly_imported_by(module) if not name.startswith(f"{own}.")}
+        assert others <= {"fedstrata.core.errors"}, module
 
 
 def test_core_client_and_server_name_no_method():

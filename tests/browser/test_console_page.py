@@ -15,7 +15,7 @@ from looks import contrast, drawn, unreadable
 from playwright.sync_api import Page, expect
 
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.storage.file_lock import take_lock
 from fedstrata.deploy import keys, site_reports, state
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.operators.run_queue import turn

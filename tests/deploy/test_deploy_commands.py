@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core import files
 from fedstrata.core.errors import RequestError
+from fedstrata.core.storage import files
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.site import client
 from fedstrata.remote.site.policy.rules import SitePolicy

@@ -14,7 +14,7 @@ import pytest
 from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.json_log import LARGEST
+from fedstrata.core.storage.json_log import LARGEST
 from fedstrata.deploy import node_signature, state
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.deploy.served import MODELS, path_of

@@ -12,7 +12,7 @@ from deployed import a_run
 from test_model_shelf import WHO
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.storage.file_lock import take_lock
 from fedstrata.deploy import keys, metrics, site_reports, state
 from fedstrata.deploy.server import run_book
 from fedstrata.deploy.server.figures import SITE_STATES, EventCounts, ServerFigures

@@ -17,7 +17,7 @@ from fedstrata.cli import compare_options as options
 from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from fedstrata.runs.compare import Comparison, ComparisonRequest

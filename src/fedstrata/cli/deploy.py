@@ -17,8 +17,8 @@ import typer
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
 from fedstrata.core.errors import RequestError
-from fedstrata.core.platforms import require_posix
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.platforms import require_posix
+from fedstrata.core.machine.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from fedstrata.deploy.site.client import CheckedClient
@@ -161,7 +161,7 @@ def client(
 
 def become_attendant(checked: CheckedClient) -> None:
     """Go on as a process that has imported nothing heavy; it has our id, our terminal and our signals."""
-    from fedstrata.core.files import write_atomically
+    from fedstrata.core.storage.files import write_atomically
     from fedstrata.deploy import state
 
     file = state.private(state.of_site(checked.site)) / "attend.json"

@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.json_log import FILE, JsonLines, cut_off
+from fedstrata.core.storage.json_log import FILE, JsonLines, cut_off
 
 PRINTED = ("superlink.log", "supernode.log")
 SHOWN = 15  # lines of a log where something failed

@@ -15,8 +15,8 @@ from deployed import a_run, a_server
 from test_model_shelf import WHO
 
 import fedstrata
-from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
+from fedstrata.core.storage.archives import unpack
 from fedstrata.deploy import state
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.operators import run_copy

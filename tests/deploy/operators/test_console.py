@@ -16,7 +16,7 @@ from rich.console import Console
 from fedstrata.cli import console
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.storage.file_lock import take_lock
 from fedstrata.deploy import logs, site_reports, state
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.operators import overview, run_queue, submit

@@ -19,7 +19,7 @@ from deployed import a_run, a_server
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.storage.file_lock import take_lock
 from fedstrata.deploy import flower, run_app, state
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.operators import submit

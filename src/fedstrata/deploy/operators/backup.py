@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import __version__
-from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
-from fedstrata.core.json_log import append
+from fedstrata.core.storage.archives import unpack
+from fedstrata.core.storage.json_log import append
 from fedstrata.deploy import state
 from fedstrata.deploy.operators.run_copy import copy_run
 from fedstrata.deploy.processes import running

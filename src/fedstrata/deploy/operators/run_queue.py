@@ -23,10 +23,10 @@ from typing import Any
 
 from fedstrata.config.naming import name_run
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.file_lock import in_turn, is_locked, take_lock
-from fedstrata.core.files import write_atomically
-from fedstrata.core.json_log import FILE as LOG
-from fedstrata.core.json_log import append_event
+from fedstrata.core.storage.file_lock import in_turn, is_locked, take_lock
+from fedstrata.core.storage.files import write_atomically
+from fedstrata.core.storage.json_log import FILE as LOG
+from fedstrata.core.storage.json_log import append_event
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.operators.submit import Submission, over, roll_of
 from fedstrata.deploy.server.federation_server import FederationServer

@@ -20,8 +20,8 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.config.open_stages import fill
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.event_lines import DAMAGED, read_event
-from fedstrata.core.files import make_folder
+from fedstrata.core.storage.event_lines import DAMAGED, read_event
+from fedstrata.core.storage.files import make_folder
 from fedstrata.data.formats.tabular import some
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.logs import asker, tail

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import __version__
-from fedstrata.core.parent_line import end_with_parent
+from fedstrata.core.machine.parent_line import end_with_parent
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command

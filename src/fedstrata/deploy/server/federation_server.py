@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.deploy import flower, keys, state
 from fedstrata.deploy.asking import ask, tell
 from fedstrata.deploy.certificate_watch import why_ended

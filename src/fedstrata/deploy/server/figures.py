@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.event_lines import read_event
-from fedstrata.core.file_lock import is_locked
+from fedstrata.core.storage.event_lines import read_event
+from fedstrata.core.storage.file_lock import is_locked
 from fedstrata.deploy.metrics import MetricFamily, of_certificates, of_processes
 from fedstrata.deploy.server.run_book import FAILED_STATE, FINISHED, RUNNING, STOPPED, WAITING, read_booked
 from fedstrata.deploy.site_reports import AWAY, BUSY, FULL, READY, SiteCondition, conditions

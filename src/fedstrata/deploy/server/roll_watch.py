@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.deploy.certificate_watch import CertificateWatch
 from fedstrata.deploy.logs import note
 from fedstrata.remote.credentials import Credentials

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.file_lock import is_locked
-from fedstrata.core.json_log import append_line, now
+from fedstrata.core.storage.file_lock import is_locked
+from fedstrata.core.storage.json_log import append_line, now
 from fedstrata.deploy.logs import note
 from fedstrata.remote.flower.failure import FAILED, was_stopped
 

@@ -11,7 +11,7 @@ import select
 import sys
 from importlib import import_module
 
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.objects_under_way import ask_again_soon

@@ -14,8 +14,8 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.files import write_atomically
-from fedstrata.core.json_log import FILE, append_event
+from fedstrata.core.storage.files import write_atomically
+from fedstrata.core.storage.json_log import FILE, append_event
 from fedstrata.deploy.logs import note
 from fedstrata.deploy.node_signature import NodeKey
 from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError

@@ -16,7 +16,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-from fedstrata.core.parent_line import end_with_parent
+from fedstrata.core.machine.parent_line import end_with_parent
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.heartbeats import beat_on
 from fedstrata.deploy.objects_under_way import ask_again_soon

@@ -4,11 +4,11 @@ import gc
 import subprocess
 import sys
 
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 
 CODE = """
 import gc
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 try:
     with quick_imports():
         assert not gc.isenabled()

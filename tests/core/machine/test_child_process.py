@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fedstrata.core.child_process import start_child, wait_or_kill, why_unsendable
+from fedstrata.core.machine.child_process import start_child, wait_or_kill, why_unsendable
 from tests.interpreters import KNOWN
 
 
@@ -16,7 +16,7 @@ def test_what_cannot_be_sent_says_why():
 
 def test_what_the_script_itself_defines_stays_there():
     code = (
-        "from fedstrata.core.child_process import why_unsendable\n"
+        "from fedstrata.core.machine.child_process import why_unsendable\n"
         "class Mine: pass\n"
         "print(why_unsendable(Mine(), 'the plan', 'the model'))\n"
     )

@@ -14,7 +14,7 @@ SMALL = {"train.rounds": 1, "train.epochs": 1, "model.hidden": (5,)}
 
 @pytest.fixture(autouse=True)
 def _on_windows(monkeypatch):
-    monkeypatch.setattr("fedstrata.core.platforms.POSIX", False)
+    monkeypatch.setattr("fedstrata.core.machine.platforms.POSIX", False)
 
 
 def test_one_process_does_the_work_where_there_are_no_others(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedstrata.core.tree import flatten, restore
+from fedstrata.core.storage.tree import flatten, restore
 
 
 @dataclass

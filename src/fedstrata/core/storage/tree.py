@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage.stored import Stored
 
 Arrays = dict[str, Tensor | Stored]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from portalocker import AlreadyLocked
 
-from fedstrata.core import file_lock
-from fedstrata.core.file_lock import is_locked, take_lock
+from fedstrata.core.storage import file_lock
+from fedstrata.core.storage.file_lock import is_locked, take_lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.storage.file_lock import take_lock
 handle = take_lock(Path(sys.argv[1]))
 print("locked", flush=True)
 input()

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from fedstrata.core.files import sync_folder, write_atomically
+from fedstrata.core.storage.files import sync_folder, write_atomically
 
 
 @pytest.fixture

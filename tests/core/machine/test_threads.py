@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedstrata import Federation, Optimizer, train
-from fedstrata.core import threads as of_threads
-from fedstrata.core.threads import container_cores, cores, keeping_to, one_thread, spare, threads
+from fedstrata.core.machine import threads as of_threads
+from fedstrata.core.machine.threads import container_cores, cores, keeping_to, one_thread, spare, threads
 
 V1, V2 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"), ("cpu.max",)
 
@@ -81,7 +81,7 @@ def test_torch_is_never_given_more_threads_than_the_user_gave_it(monkeypatch):
 
 
 def test_the_environment_is_respected():
-    code = "from fedstrata.core.threads import one_thread, spare\nwith one_thread(): print(spare())"
+    code = "from fedstrata.core.machine.threads import one_thread, spare\nwith one_thread(): print(spare())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

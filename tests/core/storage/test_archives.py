@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from fedstrata.core.archives import unpack
+from fedstrata.core.storage.archives import unpack
 
 
 def packed(name, kind=tarfile.REGTYPE, target=""):

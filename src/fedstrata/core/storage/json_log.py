@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.file_lock import take_lock
-from fedstrata.core.files import disk_is_full
+from fedstrata.core.storage.file_lock import take_lock
+from fedstrata.core.storage.files import disk_is_full
 
 FILE = "log.jsonl"  # in the folder of a server or site
 LARGEST = 10 << 20  # bytes of a log
