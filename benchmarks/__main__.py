@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedstrata import __version__
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 
 HERE = Path(__file__).parent
 NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))

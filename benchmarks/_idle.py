@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks._ports import free_port
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import keys
+from fedstrata.deploy.logs import tail
 from fedstrata.deploy.processes import everybody, family
-from fedstrata.deploy.server import tail
 
 UP = 600.0  # seconds in which a command must be ready, also on a machine that has much else to do
 REST = 30  # seconds without a request after which a site's process ends: long enough to meet one that has not

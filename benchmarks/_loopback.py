@@ -22,10 +22,12 @@ import tomli_w
 from benchmarks._ports import free_port
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import flower
-from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.asking import ask
+from fedstrata.deploy.logs import tail
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.run_app import pyproject
-from fedstrata.deploy.server import FederationServer, ask, tail
+from fedstrata.deploy.served import HEALTH
+from fedstrata.deploy.server.federation_server import FederationServer
 
 UP = 600.0  # seconds in which Flower must be there, also on a machine that has much else to do
 OFTEN = 0.5  # seconds between two looks at what has come of an app

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks._rows import row
 from benchmarks.peers.job import CLASSES, LR, network
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from benchmarks._rows import row
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Report, Task
 from fedstrata.core.steps import Step
-from fedstrata.core.threads import one_thread
 from fedstrata.core.wire import pack_report, pack_task, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine

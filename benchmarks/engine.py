@@ -32,7 +32,7 @@ from benchmarks._command import import_torch, run_command
 from benchmarks._rows import row
 from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import CLASSES, Job
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 
 TURNS, WARM = 3, 2  # turns of everybody, and rounds of each that do not count
 HERE = Path(__file__).parents[1]

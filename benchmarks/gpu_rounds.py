@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._rows import row
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.models.cnn_mcmahan import CnnMcmahan

@@ -28,9 +28,9 @@ from fedstrata.client.probe import CHUNK
 from fedstrata.client.trainer import Trainer
 from fedstrata.core import registry
 from fedstrata.core.client_context import ClientContext
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Report, Task, add_prefix
 from fedstrata.core.steps import Ask, Step
-from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.runs.session import build_session

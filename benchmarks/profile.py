@@ -18,7 +18,7 @@ import torch
 
 from benchmarks._rows import row
 from benchmarks.peers.job import CLASSES, LR, network
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session

@@ -25,7 +25,7 @@ from benchmarks._rows import row
 from benchmarks.engine import HERE, WARM, WORKLOADS, _write
 from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import Job
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 
 TURNS, LONG, LONGEST = 3, 2000, 600.0
 MOST, LEAK = 1.25, 1.0  # times the local engine; kilobytes a round that a process may grow by

@@ -26,7 +26,7 @@ import numpy as np
 
 import fedstrata
 from benchmarks._rows import row
-from fedstrata.core.threads import cores, one_thread
+from fedstrata.core.machine.threads import cores, one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session

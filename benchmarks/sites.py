@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks._idle import measure_idle
 from benchmarks._loopback import loopback
 from benchmarks._rows import row
-from fedstrata.deploy.app import COMPONENTS
+from fedstrata.deploy.run_app import COMPONENTS
 
 SITES, FEWER = ("a", "b", "c"), ("a", "b")
 NAMES = {"4000": "4 KB", "250000": "250 KB", "2500000": "2.5 MB", "25000000": "25 MB"}

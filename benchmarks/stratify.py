@@ -28,8 +28,8 @@ from benchmarks._rows import row
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.index import Split
+from fedstrata.core.machine.threads import cores, threads
 from fedstrata.core.steps import View
-from fedstrata.core.threads import cores, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.methods.drivers.fused import Stock

@@ -25,8 +25,8 @@ from fedstrata.board.index import RunIndex
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.model_info import read_model
-from fedstrata.core.event_lines import read_events
 from fedstrata.core.messages import Report, Task
+from fedstrata.core.storage.event_lines import read_events
 from fedstrata.core.wire import pack_report, pack_task
 from fedstrata.data.files import Files
 from fedstrata.data.formats.idx import read_idx

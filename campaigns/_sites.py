@@ -12,7 +12,7 @@ from campaigns._faults import Disk, How, some_calls
 from campaigns._federation import Direct, begin_or_resume, make_hosts
 from campaigns._subjects import Overrides
 from campaigns._table import Table
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
 from fedstrata.runs.folder import Run

@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.runs.folder import Run
 from fedstrata.runs.training import resume, train
 from fedstrata.testing import tiny_federation

@@ -26,7 +26,7 @@ from campaigns._federation import Direct, Here, begin_or_resume, make_hosts
 from campaigns._subjects import SHORT
 from campaigns._table import Row, Table
 from fedstrata import STOP
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.remote.flower.invitation import Invitation
 from fedstrata.runs.folder import Run
 from fedstrata.runs.training import train

@@ -19,6 +19,20 @@ from fedstrata.methods.recipes import PARTS as RECIPES
 PACKAGE = Path(fedstrata.__file__).parent
 PROJECT = Path(__file__).parent.parent
 ROOT = {"__init__.py", "__main__.py", "api.py", "py.typed"}
+LARGE = [
+    "core",
+    "core/machine",
+    "core/storage",
+    "data",
+    "deploy",
+    "deploy/operators",
+    "deploy/server",
+    "deploy/site",
+    "remote",
+    "remote/server",
+    "remote/site",
+    "runs/compare",
+]
 ONLY_POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 CODE = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -59,7 +73,7 @@ def test_the_root_holds_no_modules_of_its_own():
     assert all((folder / "__init__.py").exists() for folder in folders)
 
 
-@pytest.mark.parametrize("room", ["core", "data", "deploy", "remote", "remote/server", "remote/site", "runs/compare"])
+@pytest.mark.parametrize("room", LARGE)
 def test_a_large_room_has_a_map(room):
     """Its docstring names every module and every package in it, and none that is not there."""
     there = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
@@ -67,6 +81,14 @@ def test_a_large_room_has_a_map(room):
     named = re.findall(r"`([\w/]+)`", ast.get_docstring(CODE[PACKAGE / room / "__init__.py"]))
     assert {name for name in named if name not in there} == set()
     assert there - {*named} == set()
+
+
+@pytest.mark.parametrize("room", ["machine", "storage"])
+def test_files_and_the_machine_know_nothing_of_learning(room, graph):
+    own = f"fedstrata.core.{room}"
+    for module in graph.find_descendants(own):
+        others = {name for name in graph.find_modules_directly_imported_by(module) if not name.startswith(f"{own}.")}
+        assert others <= {"fedstrata.core.errors"}, module
 
 
 def test_core_client_and_server_name_no_method():

@@ -13,7 +13,7 @@ ROOT = Path(fedstrata.__file__).parent
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "joblib"}
 CALLS = {"eval", "exec", "compile", "__import__"}
 ALLOWED = {
-    "core/child_process.py": {"pickle"},  # between a process and the children it started, over a pipe of their own
+    "core/machine/child_process.py": {"pickle"},  # between a process and children it started, over a pipe of their own
     "engines/local/processes.py": {"pickle"},
     "engines/local/worker_process.py": {"pickle"},
     "runs/compare/pool.py": {"pickle", "recv"},

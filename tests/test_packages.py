@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-from fedstrata.core.archives import unpack
+from fedstrata.core.storage.archives import unpack
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedstrata"

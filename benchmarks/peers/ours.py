@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.peers.job import CLASSES, LR, Job, Stopwatch, network
 from fedstrata.core.engine import Engine
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.part import Part
-from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import Session, build_session

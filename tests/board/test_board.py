@@ -29,8 +29,8 @@ from fedstrata.board.feed import Board
 from fedstrata.board.index import RunIndex
 from fedstrata.board.views import MOST, BoardView, RunReader
 from fedstrata.cli import board as command
-from fedstrata.core import event_lines
 from fedstrata.core.errors import RequestError
+from fedstrata.core.storage import event_lines
 from fedstrata.report.run_data import RunData
 
 TOKEN = "a token of enough letters"
@@ -112,7 +112,7 @@ def test_looking_at_a_run_does_not_keep_it_from_going_on(root):
     lock(handle, LockFlags.SHARED)  # somebody looks at the very moment when the run begins
     assert not run.running, "those who look do not take each other for runs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedstrata.core.file_lock.time.sleep", lambda _: os.close(handle))
+        patch.setattr("fedstrata.core.storage.file_lock.time.sleep", lambda _: os.close(handle))
         with run.locked():
             assert run.running
     assert not run.running

@@ -15,13 +15,13 @@ from looks import contrast, drawn, unreadable
 from playwright.sync_api import Page, expect
 
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.file_lock import take_lock
+from fedstrata.core.storage.file_lock import take_lock
 from fedstrata.deploy import keys, site_reports, state
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.run_queue import turn
-from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.operators.run_queue import turn
+from fedstrata.deploy.operators.submit import Submission
+from fedstrata.deploy.server.federation_server import FederationServer
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
-from fedstrata.deploy.submit import Submission
 from fedstrata.remote.server.orders import FILE
 from fedstrata.runs.folder import Run
 

@@ -18,7 +18,7 @@ from fedstrata.client.network import key_dropout
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.counter_rng import Clock
 from fedstrata.core.inputs import Inputs
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.client import probe
 from fedstrata.client.trainer import Trainer
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Task
-from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.runs.session import build_session

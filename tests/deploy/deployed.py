@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedstrata.config.experiment import Experiment
-from fedstrata.deploy import server
+from fedstrata.deploy.server import federation_server
 from fedstrata.runs.folder import Run
 
 
-def a_server(**changes) -> server.FederationServer:
+def a_server(**changes) -> federation_server.FederationServer:
     fields = {"host": "0.0.0.0", "port": 8000, "stream_port": 8001, "public": "h", "keys": None}
-    return server.FederationServer(**(fields | changes))
+    return federation_server.FederationServer(**(fields | changes))
 
 
 def a_run(path: Path, rounds: int) -> Run:

@@ -14,11 +14,15 @@ import pytest
 from deployed import a_server
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.deploy import certificate_watch, client, flower, keys, logs, server, state, status
+from fedstrata.deploy import certificate_watch, flower, keys, logs, state
+from fedstrata.deploy.asking import ask
 from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.certificate_watch import DAY, LOOK, CertificateWatch
-from fedstrata.deploy.fetch import Shelf
-from fedstrata.deploy.kept_connection import KeptConnection
+from fedstrata.deploy.operators import status
+from fedstrata.deploy.server import federation_server
+from fedstrata.deploy.site import client
+from fedstrata.deploy.site.fetch import Shelf
+from fedstrata.deploy.site.kept_connection import KeptConnection
 
 AGO = timedelta(hours=-12)  # no shorter: a certificate must end after it begins, a day before it is made
 
@@ -111,10 +115,10 @@ def test_status_says_what_ended_and_not_that_the_network_is_down(ended, monkeypa
     with served(ended / "server") as address:
         there = a_server(host="127.0.0.1", port=int(address.rpartition(":")[2]), keys=str(ended / "server"))
         state.private(there.folder)
-        monkeypatch.setattr(server, "find_server", lambda *_: there)
+        monkeypatch.setattr(federation_server, "find_server", lambda *_: there)
         code, out, err = cli("deploy", "status")
         with pytest.raises(FedstrataError, match="the server's certificate has ended on"):
-            server.hand_in(there, {})
+            federation_server.hand_in(there, {})
     assert (code, out) == (1, "")
     warned, said = err.splitlines()
     assert warned.startswith(f"WARNING: {ended}/server/server.crt ended on ")
@@ -188,6 +192,6 @@ def test_a_certificate_that_is_not_to_be_trusted_for_another_reason_is_not_said_
     keys.make(tmp_path / "other", ["a"])
     authority = tmp_path / "other/sites/a/ca.crt"
     with served(ended / "server") as address, pytest.raises(OSError, match="verify failed") as refused:
-        server.ask(address, "/", authority)
+        ask(address, "/", authority)
     assert certificate_watch.why_ended(refused.value, address, authority) is None
     assert certificate_watch.why_ended(OSError("refused"), address, authority) is None

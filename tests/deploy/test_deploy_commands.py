@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core import files
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import client, flower, state
+from fedstrata.core.storage import files
+from fedstrata.deploy import flower, state
+from fedstrata.deploy.site import client
 from fedstrata.remote.site.policy.rules import SitePolicy
 
 
@@ -48,7 +49,7 @@ def test_the_server_has_tls_and_node_keys_on_by_default(made, tmp_path):
 def test_a_site_proves_who_it_is_and_says_where_its_process_is(made):
     command = flower.supernode("h:8000", "a", Path("/run/a b/site"), made / "sites/a")
     given = options(command)
-    assert command[3] == "fedstrata.deploy.app"
+    assert command[3] == "fedstrata.deploy.site.supernode"
     assert given["--superlink"] == "h:8000"
     assert given["--isolation"] == "process", "it answers by itself, and has no port for others to do so"
     assert given["--root-certificates"] == str(made / "sites/a/ca.crt")

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import keys, server
+from fedstrata.deploy import keys
+from fedstrata.deploy.server import federation_server
 from fedstrata.remote.credentials import Credentials
 
 
@@ -161,8 +162,8 @@ def test_keys_of_another_site_or_server_are_refused(made, tmp_path):
         keys.of_server(made / "server", "10.9.9.9")
     folder, names = keys.of_server(made / "server", "0.0.0.0")
     assert folder == made / "server"
-    assert server.public_name("0.0.0.0", names) == "flower.example.org"
-    assert server.public_name("127.0.0.1", names) == "127.0.0.1"
+    assert federation_server.public_name("0.0.0.0", names) == "flower.example.org"
+    assert federation_server.public_name("127.0.0.1", names) == "127.0.0.1"
     keys.make(tmp_path / "other", ["a"])
     mixed = shutil.copytree(made / "server", tmp_path / "mixed")
     shutil.copy(tmp_path / "other/server/server.key", mixed / "server.key")

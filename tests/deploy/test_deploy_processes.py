@@ -57,7 +57,7 @@ def test_a_process_that_is_started_on_a_full_disk_is_not_lost_sight_of(tmp_path,
     household.close()
 
 
-WITH_PARENT = "from fedstrata.core.parent_line import end_with_parent; end_with_parent(); "
+WITH_PARENT = "from fedstrata.core.machine.parent_line import end_with_parent; end_with_parent(); "
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 

@@ -14,14 +14,17 @@ import pytest
 from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.json_log import LARGEST
-from fedstrata.deploy import fetch, model_shelf, node_signature, run_book, state
-from fedstrata.deploy.auth_proxy import Gate
-from fedstrata.deploy.client import CheckedClient, FederationClient
-from fedstrata.deploy.fetch import Shelf, choose_run, shelf_of
-from fedstrata.deploy.model_shelf import MODELS, ModelShelf, path_of
+from fedstrata.core.storage.json_log import LARGEST
+from fedstrata.deploy import node_signature, state
 from fedstrata.deploy.node_signature import KnownKeys, NodeKey
-from fedstrata.deploy.run_book import BookedRun
+from fedstrata.deploy.served import MODELS, path_of
+from fedstrata.deploy.server import model_shelf, run_book
+from fedstrata.deploy.server.auth_proxy import Gate
+from fedstrata.deploy.server.model_shelf import ModelShelf
+from fedstrata.deploy.server.run_book import BookedRun
+from fedstrata.deploy.site import fetch
+from fedstrata.deploy.site.client import CheckedClient, FederationClient
+from fedstrata.deploy.site.fetch import Shelf, choose_run, shelf_of
 from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.server.orders import StoppedError
 
@@ -235,7 +238,7 @@ def test_a_run_is_in_the_book_for_good_however_many_there_were(tmp_path):
 
 def test_the_server_logs_who_asked_for_which_run_and_what_became_of_it(tmp_path):
     from fedstrata.deploy.logs import FILE, keep_log, note  # noqa: PLC0415
-    from fedstrata.deploy.run_book import RunWatch  # noqa: PLC0415
+    from fedstrata.deploy.server.run_book import RunWatch  # noqa: PLC0415
 
     booked(tmp_path, tmp_path / "old")
     keep_log(tmp_path, server=8000)

@@ -12,9 +12,12 @@ from deployed import a_run
 from test_model_shelf import WHO
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import take_lock
-from fedstrata.deploy import keys, metrics, run_book, state
-from fedstrata.deploy.run_book import BookedRun
+from fedstrata.core.storage.file_lock import take_lock
+from fedstrata.deploy import keys, metrics, site_reports, state
+from fedstrata.deploy.server import run_book
+from fedstrata.deploy.server.figures import SITE_STATES, EventCounts, ServerFigures
+from fedstrata.deploy.server.run_book import BookedRun
+from fedstrata.deploy.site.figures import SiteFigures
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 
 
@@ -42,7 +45,7 @@ def test_figures_of_a_server(tmp_path):
     run = a_run(tmp_path / "first", 3)
     for path in (tmp_path / "second", run.path):
         run_book.book(folder, BookedRun("1", str(path), "fedavg", {}, 3, 2, WHO))
-    told = scraped(metrics.ServerFigures(folder, lambda: "abc"))
+    told = scraped(ServerFigures(folder, lambda: "abc"))
     assert told["fedstrata_sites_registered"] == 3
     assert (told['fedstrata_runs{state="waiting"}'], told['fedstrata_runs{state="stopped"}']) == (1, 1)
     assert told['fedstrata_run_round{method="fedavg",run="first"}'] == 3
@@ -57,17 +60,17 @@ def test_figures_of_every_site_tell_how_it_is_doing_and_since_when_it_is_silent(
     book = ReportBook(folder / "reports.json")
     for site, how in (("a", "busy"), ("b", "disk full"), ("c", "left"), ("stranger", "ready")):
         book.take(SiteReport(site, how, 0.0))
-    told = scraped(metrics.ServerFigures(folder, lambda: "abcd"))
-    states = {(site, how) for site in [*"abcd", "stranger"] for how in metrics.SITE_STATES}
+    told = scraped(ServerFigures(folder, lambda: "abcd"))
+    states = {(site, how) for site in [*"abcd", "stranger"] for how in SITE_STATES}
     on = {(site, how) for site, how in states if told[f'fedstrata_site_state{{site="{site}",state="{how}"}}']}
     assert on == {("a", "busy"), ("b", "disk full"), ("c", "away"), ("d", "unknown"), ("stranger", "ready")}
     heard = told['fedstrata_site_heard_timestamp_seconds{site="a"}']
     assert heard == json.loads((folder / "reports.json").read_text())["a"]["at"]
     assert 'fedstrata_site_heard_timestamp_seconds{site="d"}' not in told
-    told = scraped(metrics.ServerFigures(folder, lambda: "abcd", home))
+    told = scraped(ServerFigures(folder, lambda: "abcd", home))
     assert not any("stranger" in name for name in told), "with keys, who is not on the roll is none of it"
-    monkeypatch.setattr(metrics.time, "time", lambda: heard + 100)
-    told = scraped(metrics.ServerFigures(folder, lambda: "a"))
+    monkeypatch.setattr(site_reports.time, "time", lambda: heard + 100)
+    told = scraped(ServerFigures(folder, lambda: "a"))
     assert told['fedstrata_site_state{site="a",state="away"}'] == 1, "it fell silent"
 
 
@@ -79,7 +82,7 @@ def test_figures_count_runs_that_wait_for_their_turn_while_somebody_asks_for_the
     (folder / "queue/4.json").write_text("{")
     asks = [take_lock(folder / f"queue/{number}.lock") for number in (1, 2)]  # who asked for 3 is gone
     try:
-        told = scraped(metrics.ServerFigures(folder, list))
+        told = scraped(ServerFigures(folder, list))
     finally:
         for handle in asks:
             os.close(handle)
@@ -88,20 +91,20 @@ def test_figures_count_runs_that_wait_for_their_turn_while_somebody_asks_for_the
 
 def test_figures_tell_when_certificates_end(made, tmp_path):
     ends = {name.removesuffix(".crt"): end.timestamp() for name, end in keys.ends(made / "server").items()}
-    told = scraped(metrics.ServerFigures(state.private(state.of_server(8000)), list, made / "server"))
+    told = scraped(ServerFigures(state.private(state.of_server(8000)), list, made / "server"))
     assert set(ends) == {"ca", "server"}
     for name, end in ends.items():
         assert told[f'fedstrata_certificate_end_timestamp_seconds{{certificate="{name}"}}'] == end
-    told = scraped(metrics.SiteFigures(tmp_path, lambda: False, made / "sites/a"))
+    told = scraped(SiteFigures(tmp_path, lambda: False, made / "sites/a"))
     assert told['fedstrata_certificate_end_timestamp_seconds{certificate="ca"}'] == ends["ca"]
     bad = tmp_path / "bad"
     bad.mkdir()
     (bad / "server.crt").write_text("none")
-    assert "fedstrata_build" in str(scraped(metrics.SiteFigures(tmp_path, lambda: False, bad)))
+    assert "fedstrata_build" in str(scraped(SiteFigures(tmp_path, lambda: False, bad)))
 
 
 def test_figures_of_a_run_are_read_on_and_begin_anew_where_it_was_cut_back(tmp_path):
-    counts, events = metrics.EventCounts(), tmp_path / "events.jsonl"
+    counts, events = EventCounts(), tmp_path / "events.jsonl"
     line = json.dumps({"event": "round", "round": 1}) + "\n"
     events.write_text(line + '{"event": "ro')
     counts.read(tmp_path)
@@ -117,7 +120,7 @@ def test_figures_of_a_run_are_read_on_and_begin_anew_where_it_was_cut_back(tmp_p
 def test_figures_of_a_site(tmp_path):
     lines = [{"kind": "task", "bytes": 10}, {"kind": "task", "bytes": 5, "refused": "no"}, {"kind": "task", "bytes": 7}]
     (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = scraped(metrics.SiteFigures(tmp_path, lambda: True))
+    told = scraped(SiteFigures(tmp_path, lambda: True))
     assert told['fedstrata_site_replies_total{kind="task"}'] == 2
     assert told['fedstrata_site_refusals_total{kind="task"}'] == 1
     assert (told["fedstrata_site_reply_bytes_total"], told["fedstrata_site_awake"]) == (22, 1)

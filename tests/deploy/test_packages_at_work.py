@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
+from fedstrata.core.storage.archives import unpack
 from fedstrata.deploy.keys import of_server, of_site
 from fedstrata.deploy.package import MetricsAddress, PartyPackage, for_server, for_site, write_all
 from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError

@@ -16,12 +16,13 @@ import pytest
 from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.deploy import auth_proxy, client, data_files, run_launcher, site_on_demand
-from fedstrata.deploy.answering import ANNOUNCED
-from fedstrata.deploy.app import foreign
-from fedstrata.deploy.long_poll import PULL, LongPoll
-from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMIT, SUBMITTED, RunLauncher
-from fedstrata.deploy.site_on_demand import SiteOnDemand
+from fedstrata.deploy.served import ANNOUNCED
+from fedstrata.deploy.server import auth_proxy, run_launcher
+from fedstrata.deploy.server.long_poll import PULL, LongPoll
+from fedstrata.deploy.server.run_launcher import ACQUIRE, SOON, SUBMIT, SUBMITTED, RunLauncher
+from fedstrata.deploy.site import client, data_files, on_demand
+from fedstrata.deploy.site.on_demand import SiteOnDemand
+from fedstrata.deploy.site.supernode import foreign
 from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.remote.protocol import build_request
 from fedstrata.remote.site.private_socket import WAKE, Door
@@ -300,7 +301,7 @@ def site(tmp_path_factory):
 
 def test_the_process_that_holds_the_data_is_there_while_somebody_needs_it(site, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(site_on_demand.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(on_demand.time, "monotonic", lambda: now[0])
     here = SiteOnDemand(site.start, site.socket, site.forget, rest=60.0)
     assert not here.awake
     assert here.answer(b"") == b""
@@ -326,7 +327,7 @@ def test_the_process_that_holds_the_data_is_there_while_somebody_needs_it(site, 
 
 def test_what_is_announced_starts_the_process_and_asks_it_nothing(site, monkeypatch):
     now, asked = [1000.0], []
-    monkeypatch.setattr(site_on_demand.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(on_demand.time, "monotonic", lambda: now[0])
     site.door._server.answer = lambda request: asked.append(request) or b""
     here = SiteOnDemand(site.start, site.socket, site.forget, rest=5.0)
     here.answer(WAKE)
@@ -352,7 +353,7 @@ def test_what_is_announced_starts_the_process_and_asks_it_nothing(site, monkeypa
 
 def test_a_process_that_was_started_for_its_owner_rests_and_hears_the_first_announcement(site, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(site_on_demand.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(on_demand.time, "monotonic", lambda: now[0])
     here = SiteOnDemand(site.start, site.socket, site.forget, rest=5.0)
     here.begin()
     now[0] += 6
@@ -448,7 +449,8 @@ def test_what_was_checked_is_read_again_as_it_was(made):
 
 
 def test_whoever_keeps_a_site_or_a_server_imports_nothing_heavy():
-    code = "import sys, fedstrata.deploy.client, fedstrata.deploy.server, fedstrata.deploy.auth_proxy, fedstrata.cli\n"
+    code = "import sys, fedstrata.deploy.server.auth_proxy, fedstrata.deploy.server.federation_server, fedstrata.cli\n"
+    code += "import fedstrata.deploy.site.client\n"
     code += "with fedstrata.cli.deploy._until_stopped('x'): pass\n"
     code += "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
     began = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

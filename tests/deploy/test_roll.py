@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import keys, logs, roll_watch
+from fedstrata.deploy import keys, logs
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.roll_watch import RollWatch
+from fedstrata.deploy.server import roll_watch
+from fedstrata.deploy.server.roll_watch import RollWatch
 from fedstrata.deploy.shut_out import RevokedError
 from fedstrata.remote.certificates import make_authority
 from fedstrata.remote.credentials import Credentials

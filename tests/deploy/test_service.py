@@ -20,10 +20,10 @@ import yaml
 from deployed import a_server
 from looping import run_loop
 
-from fedstrata.core import json_log
-from fedstrata.core.archives import unpack
-from fedstrata.deploy import one_port
+from fedstrata.core.storage import json_log
+from fedstrata.core.storage.archives import unpack
 from fedstrata.deploy.authority import Authority
+from fedstrata.deploy.server import one_port
 
 # ---- packages ------------------------------------------------------------------------------------------------------
 

@@ -21,13 +21,16 @@ from test_gate import through
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.deploy import client, flower, node_signature, server, site_reporter, site_reports, state, status
-from fedstrata.deploy.auth_proxy import Gate
-from fedstrata.deploy.kept_connection import KeptConnection
+from fedstrata.deploy import flower, node_signature, site_reports, state
 from fedstrata.deploy.node_signature import KEY, TIME, KnownKeys, NodeKey
+from fedstrata.deploy.operators import status
 from fedstrata.deploy.processes import Household
+from fedstrata.deploy.server import federation_server
+from fedstrata.deploy.server.auth_proxy import Gate
 from fedstrata.deploy.shut_out import OtherProtocolError, RevokedError
-from fedstrata.deploy.site_reporter import SiteReporter, unwritable
+from fedstrata.deploy.site import client, site_reporter
+from fedstrata.deploy.site.kept_connection import KeptConnection
+from fedstrata.deploy.site.site_reporter import SiteReporter, unwritable
 from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
 from fedstrata.remote.site.process_state import STATE, StatedAnswer
 
@@ -178,7 +181,8 @@ def test_a_full_disk_is_said_here_and_to_the_server(tmp_path, monkeypatch):
 def test_a_disk_is_known_to_be_full_by_writing_to_it(tmp_path):
     assert unwritable(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
-    script = "import resource, sys; from pathlib import Path; from fedstrata.deploy.site_reporter import unwritable\n"
+    script = "import resource, sys; from pathlib import Path\n"
+    script += "from fedstrata.deploy.site.site_reporter import unwritable\n"
     script += f"resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.exit(unwritable(Path({str(tmp_path)!r})))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), check=False
@@ -364,7 +368,7 @@ def test_status_says_busy_away_and_disk_full_since_when(monkeypatch, cli, flower
     state.private(there.folder)
     known = {name: {"node": str(i), "key": ""} for i, name in enumerate("abcd")}
     (there.folder / "nodes.json").write_text(json.dumps(known))
-    monkeypatch.setattr(server, "find_server", lambda _: there)
+    monkeypatch.setattr(federation_server, "find_server", lambda _: there)
     monkeypatch.setattr(flower, "flwr", lambda *_: {"nodes": [node(str(i), "online") for i in range(4)]})
     book = ReportBook(there.folder / site_reports.FILE)
     book.take(SiteReport("a", "busy", 0.0, "run 12ab"))
@@ -393,14 +397,14 @@ def test_a_server_that_is_starting_is_waited_for(home, monkeypatch):
     def up(seconds):  # while it is waited for
         (there.folder / "server.json").write_text(json.dumps(vars(there)))
 
-    monkeypatch.setattr(server.time, "sleep", up)
+    monkeypatch.setattr(federation_server.time, "sleep", up)
     try:
-        assert server.find_server("127.0.0.1:8000", said.append) == there
+        assert federation_server.find_server("127.0.0.1:8000", said.append) == there
     finally:
         household.close()
     assert said == ["the server on port 8000 is starting; waiting until it is up"]
     with pytest.raises(RequestError, match="no server of yours runs"):
-        server.find_server("127.0.0.1:8000")
+        federation_server.find_server("127.0.0.1:8000")
     assert Path(there.folder / "server.json").exists()
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 
 
 @pytest.fixture(autouse=True)

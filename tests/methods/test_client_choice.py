@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedstrata import Federation
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.take import Take
 from fedstrata.methods.schedules.turns import SpreadTurns, Turns, golden_step

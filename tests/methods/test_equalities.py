@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.index import Split
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.methods.corrections.clip import Clip
 from fedstrata.methods.corrections.feddyn import FedDyn
 from fedstrata.methods.corrections.fedrs import FedRs

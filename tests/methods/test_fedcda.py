@@ -13,7 +13,7 @@ from quadratic import f64
 
 from fedstrata import RequestError
 from fedstrata.core.flat_model import FlatModel
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage.stored import Stored
 from fedstrata.methods.combiners import client_models, fedcda
 from fedstrata.methods.combiners.fedcda import FedCda, Fixed, Kept
 from fedstrata.runs.checkpoints import Checkpoints

@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import run_round

@@ -18,9 +18,9 @@ from fedstrata.cli import main
 from fedstrata.core.client_context import ClientContext, Gradient
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import Client
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Task
 from fedstrata.core.rng import Streams
-from fedstrata.core.threads import one_thread
 from fedstrata.data.devices import Devices
 from fedstrata.methods.schedules.take import Take
 from fedstrata.server.loop import run_round

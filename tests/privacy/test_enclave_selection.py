@@ -12,12 +12,12 @@ from torch import nn
 
 from fedstrata import RequestError
 from fedstrata.config.sections import EnclaveChoice
-from fedstrata.core import tree
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
+from fedstrata.core.storage import tree
 from fedstrata.data.drift import Drift
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure

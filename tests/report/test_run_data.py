@@ -63,7 +63,8 @@ def test_a_second_look_reads_new_lines_only_and_equals_a_first_one(small, tmp_pa
     events.write_text("".join(lines))
     read = []
     monkeypatch.setattr(
-        "fedstrata.core.event_lines.json", SimpleNamespace(loads=lambda line: read.append(line) or json.loads(line))
+        "fedstrata.core.storage.event_lines.json",
+        SimpleNamespace(loads=lambda line: read.append(line) or json.loads(line)),
     )
     assert run_data.refresh()
     assert read == [line.rstrip("\n").encode() for line in lines[5:]]

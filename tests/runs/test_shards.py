@@ -11,7 +11,7 @@ from flipping import ONE_STEP, clients, network
 
 import fedstrata
 from fedstrata import Comparison, RequestError
-from fedstrata.core.file_lock import is_locked, take_lock
+from fedstrata.core.storage.file_lock import is_locked, take_lock
 from fedstrata.runs.compare import shards
 from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.folder import LOCK

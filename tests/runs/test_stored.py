@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstrata import RequestError, resume, train
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage.stored import Stored
 from fedstrata.runs.checkpoints import Checkpoints
 
 SMALL = {"train.rounds": 5, "data.clients": 6, "train.clients_per_round": 2, "method.combiner": "fedcda"}

@@ -18,7 +18,7 @@ from fedstrata.cli import main
 from fedstrata.client.site_client import Site
 from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack_report, unpack_report, unpack_task
-from fedstrata.deploy import client
+from fedstrata.deploy.site import client
 from fedstrata.remote.flower import stream_site
 from fedstrata.remote.flower.framing import Kind
 from fedstrata.remote.site import process

@@ -17,9 +17,10 @@ import torch
 
 from benchmarks._ports import free_port
 from fedstrata.config.experiment import Experiment
-from fedstrata.deploy import keys, processes, submit
+from fedstrata.deploy import keys, processes
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.server import FederationServer, find_server
+from fedstrata.deploy.operators import submit
+from fedstrata.deploy.server.federation_server import FederationServer, find_server
 from fedstrata.runs.folder import Run
 
 SITES = ("a", "b", "c")

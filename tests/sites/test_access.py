@@ -10,9 +10,10 @@ import pytest
 import tomli_w
 from staging import SITES, wait_for
 
-from fedstrata.deploy import flower, keys, server
-from fedstrata.deploy.auth_proxy import GATE
+from fedstrata.deploy import flower, keys
+from fedstrata.deploy.asking import ask
 from fedstrata.deploy.run_app import pyproject
+from fedstrata.deploy.server.auth_proxy import GATE
 from fedstrata.deploy.site_reports import conditions
 
 pytestmark = pytest.mark.sites
@@ -20,11 +21,11 @@ pytestmark = pytest.mark.sites
 
 def test_the_server_speaks_tls_and_its_certificate_is_checked(federation, tmp_path):
     address, folder = federation.address, federation.folder
-    assert server.ask(address, "/health", folder / "keys/sites/a/ca.crt") == 200
-    assert server.ask(address, GATE, folder / "keys/sites/a/ca.crt") == 204
+    assert ask(address, "/health", folder / "keys/sites/a/ca.crt") == 200
+    assert ask(address, GATE, folder / "keys/sites/a/ca.crt") == 204
     keys.make(tmp_path / "others", ["e"])
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        server.ask(address, "/health", tmp_path / "others/sites/e/ca.crt")
+        ask(address, "/health", tmp_path / "others/sites/e/ca.crt")
     with pytest.raises(OSError, match=r"[Cc]losed|[Rr]eset|refused"):
         urllib.request.urlopen(f"http://{address}/health", timeout=60)
 

@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from staging import WHILE, Started, wait_for
 
 from benchmarks._ports import free_port
-from fedstrata.core.archives import unpack
+from fedstrata.core.storage.archives import unpack
 
 pytestmark = pytest.mark.sites
 

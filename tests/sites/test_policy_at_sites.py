@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from staging import SITES, WHILE, wait_for
 
-from fedstrata.deploy import submit
+from fedstrata.deploy.operators import submit
 from fedstrata.remote.protocol import build_request, split, to_json
 from fedstrata.remote.site.policy.approvals import Approvals
 from fedstrata.remote.site.private_socket import ask

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from staging import SMALL, A, B, C, of, taught, wait_for
 
-from fedstrata.deploy import processes, server
+from fedstrata.deploy import processes
+from fedstrata.deploy.server import federation_server
 from fedstrata.deploy.site_reports import conditions
 
 pytestmark = pytest.mark.sites
@@ -55,7 +56,7 @@ def test_commands_that_are_killed_take_with_them_what_they_started(federation):
         federation.commands[name].process.kill()
         federation.commands[name].process.wait()
     wait_for(lambda: not processes.alive(members))
-    server._free("127.0.0.1", federation.port)
+    federation_server._free("127.0.0.1", federation.port)
     notes = [federation.folder / "state" / name / "sockets" for name in ("site-a", f"server-{federation.port}")]
     left = [Path(note.read_text()) for note in notes]
     assert all(folder.is_dir() for folder in left)

@@ -7,7 +7,7 @@ import json
 import pytest
 from staging import wait_for
 
-from fedstrata.deploy.server import hand_in
+from fedstrata.deploy.server.federation_server import hand_in
 from fedstrata.remote.flower.app_config import BLANK
 
 pytestmark = pytest.mark.sites

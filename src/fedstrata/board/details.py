@@ -11,9 +11,9 @@ from typing import Any
 from fedstrata.board.index import Stamp, stamp, tail_lines
 from fedstrata.board.notes import FILE, read_notes
 from fedstrata.board.settings import Settings, flatten
-from fedstrata.core.event_lines import read_event
 from fedstrata.core.plain_text import plain_text
-from fedstrata.core.toml import read_toml
+from fedstrata.core.storage.event_lines import read_event
+from fedstrata.core.storage.toml import read_toml
 
 LOG_BYTES, LOG_LINES, LONGEST = 1 << 17, 200, 300  # of the log: what is read, what is shown, and of each line
 FIGURES = (

@@ -14,9 +14,9 @@ from fedstrata.board.notes import read_notes
 from fedstrata.board.settings import Settings, unusual
 from fedstrata.config.naming import name_data, name_run
 from fedstrata.core.errors import RequestError
-from fedstrata.core.event_lines import read_event
 from fedstrata.core.plain_text import plain_text
-from fedstrata.core.toml import read_toml
+from fedstrata.core.storage.event_lines import read_event
+from fedstrata.core.storage.toml import read_toml
 from fedstrata.runs.folder import LOCK, Run
 
 DEPTH = 6  # folders below the root in which runs are looked for; a comparison's lie in COMPARISON/METHOD/seed-N

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
 from fedstrata.core.plain_text import plain_text
+from fedstrata.core.storage.files import write_atomically
 
 FILE = "notes.json"
 LONGEST, MOST_TAGS, LONGEST_TAG = 10_000, 20, 40  # characters of a note; tags; characters of one

@@ -37,8 +37,8 @@ from fedstrata.cli import list as listing
 from fedstrata.cli.completing import answering_bash
 from fedstrata.cli.tracebacks import in_short
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import disk_is_full
 from fedstrata.core.origin import find_own_parts_in
+from fedstrata.core.storage.files import disk_is_full
 
 
 class Commands(typer.core.TyperGroup):

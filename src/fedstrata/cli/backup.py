@@ -20,7 +20,7 @@ def backup(
 ) -> None:
     """Keep the state of a server in a file. Who may connect, what Flower knows, its runs; it may be up meanwhile."""
     from fedstrata.deploy import state
-    from fedstrata.deploy.backup import backup as keep
+    from fedstrata.deploy.operators.backup import backup as keep
 
     told = keep(state.address(server)[1], file, with_keys, runs)
     keys = "with its keys" if told["keys"] else "without its keys"
@@ -38,7 +38,7 @@ def restore(
     ] = None,
 ) -> None:
     """Bring the state of a server back from such a file. There must be none on this port."""
-    from fedstrata.deploy.backup import restore as bring
+    from fedstrata.deploy.operators.backup import restore as bring
 
     told = bring(file, port, runs, keys)
     print(f"{told['folder']}: the state of the server")

@@ -18,7 +18,7 @@ from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.cli.tracebacks import in_short
 from fedstrata.core.errors import RequestError
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 
 NAMED = 3  # cells that failed alike
 

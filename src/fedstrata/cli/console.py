@@ -20,8 +20,8 @@ from fedstrata.core.errors import FedstrataError
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from fedstrata.deploy.overview import Overview
-    from fedstrata.deploy.server import FederationServer
+    from fedstrata.deploy.operators.overview import Overview
+    from fedstrata.deploy.server.federation_server import FederationServer
     from fedstrata.remote.server.orders import Action
 
 app = typer.Typer(
@@ -59,8 +59,8 @@ def console(
         return
     from rich.console import Console
 
-    from fedstrata.deploy.overview import look
-    from fedstrata.deploy.server import find_server
+    from fedstrata.deploy.operators.overview import look
+    from fedstrata.deploy.server.federation_server import find_server
 
     there = find_server(server)
     if board:
@@ -104,8 +104,8 @@ def refuse(run: Number, server: There = HERE, operator: Operator = None) -> None
 
 
 def _ordered(action: Action, run: str, server: str, operator: Path | None) -> None:
-    from fedstrata.deploy.run_orders import order
-    from fedstrata.deploy.server import find_server
+    from fedstrata.deploy.operators.run_orders import order
+    from fedstrata.deploy.server.federation_server import find_server
 
     print(order(find_server(server), action, run, operator))
 
@@ -113,7 +113,7 @@ def _ordered(action: Action, run: str, server: str, operator: Path | None) -> No
 def on_board(there: FederationServer, operator: Path | None, port: int, runs: Path | None) -> None:
     """Serve the board with the federation on it, until Ctrl-C."""
     from fedstrata.cli.board import import_serve, say
-    from fedstrata.deploy.board_console import BoardConsole
+    from fedstrata.deploy.operators.board_console import BoardConsole
 
     latest = there.latest()
     root = runs or (latest.parent if latest is not None else Path("runs"))
@@ -127,7 +127,7 @@ def watch(there: FederationServer, operator: Path | None) -> None:
     """Show everything again and again, and do what keys say."""
     from rich.live import Live
 
-    from fedstrata.deploy.overview import look
+    from fedstrata.deploy.operators.overview import look
 
     chosen, said = 0, ""
     with key_presses() as pressed, Live(screen=True, auto_refresh=False) as live:
@@ -145,7 +145,7 @@ def react(
     there: FederationServer, seen: Overview, key: str, chosen: int, operator: Path | None
 ) -> tuple[int, str] | None:
     """Do what a key says; give the chosen run and what to say, or None where the key means nothing."""
-    from fedstrata.deploy.run_orders import order
+    from fedstrata.deploy.operators.run_orders import order
 
     if key in ("j", "k"):
         return max(min(chosen + (1 if key == "j" else -1), len(seen.runs) - 1), 0), ""

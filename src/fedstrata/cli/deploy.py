@@ -17,11 +17,11 @@ import typer
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
 from fedstrata.core.errors import RequestError
-from fedstrata.core.platforms import require_posix
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.platforms import require_posix
+from fedstrata.core.machine.quick_imports import quick_imports
 
 if TYPE_CHECKING:
-    from fedstrata.deploy.client import CheckedClient
+    from fedstrata.deploy.site.client import CheckedClient
 
 app = typer.Typer(
     help="Train across real sites: one server, one client per site. docs/deploy.md walks through it.",
@@ -77,7 +77,8 @@ def server(
     """Start the server of a federation, until Ctrl-C."""
     from fedstrata.deploy import flower, metrics, state
     from fedstrata.deploy.keys import of_server
-    from fedstrata.deploy.server import FederationServer, public_name, serve
+    from fedstrata.deploy.server.federation_server import FederationServer, public_name, serve
+    from fedstrata.deploy.server.figures import ServerFigures
 
     flower.require_flower()
     _either(keys, insecure, "DIR/server")
@@ -91,7 +92,7 @@ def server(
         approval=approve_runs,
     )
     if metrics_port is not None:
-        figures = metrics.ServerFigures(state.private(asked.folder), asked.nodes, folder)
+        figures = ServerFigures(state.private(asked.folder), asked.nodes, folder)
         metrics.serve_metrics(figures, metrics_port, metrics_host)
     with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
         serve(asked, _say)
@@ -141,8 +142,8 @@ def client(
 ) -> None:
     """Start a site that trains on its own data, until Ctrl-C."""
     from fedstrata.deploy import flower, state
-    from fedstrata.deploy.client import CheckedClient, FederationClient, describe_data, read_part
     from fedstrata.deploy.keys import of_site
+    from fedstrata.deploy.site.client import CheckedClient, FederationClient, describe_data, read_part
     from fedstrata.remote.site.policy.rules import read_policy
 
     flower.require_flower()
@@ -160,7 +161,7 @@ def client(
 
 def become_attendant(checked: CheckedClient) -> None:
     """Go on as a process that has imported nothing heavy; it has our id, our terminal and our signals."""
-    from fedstrata.core.files import write_atomically
+    from fedstrata.core.storage.files import write_atomically
     from fedstrata.deploy import state
 
     file = state.private(state.of_site(checked.site)) / "attend.json"
@@ -174,7 +175,7 @@ def become_attendant(checked: CheckedClient) -> None:
 @app.command(hidden=True)
 def attend(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `deploy client` has checked.")]) -> None:
     """Keep a site; `deploy client` becomes this."""
-    from fedstrata.deploy import client
+    from fedstrata.deploy.site import client
 
     checked = client.CheckedClient.read(file.read_text())
     with _until_stopped(f"site {checked.site} has ended"):
@@ -209,15 +210,16 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a model over the sites of a server on this machine."""
-    from fedstrata.deploy.server import announce
+    from fedstrata.deploy.server.federation_server import announce
 
     announce(server)  # while torch is imported here, it is there as well
     with quick_imports():
         from fedstrata.config.experiment import Experiment
-        from fedstrata.deploy import flower, submit
+        from fedstrata.deploy import flower
+        from fedstrata.deploy.operators import submit
+        from fedstrata.deploy.operators.run_queue import turn
         from fedstrata.deploy.processes import undisturbed
-        from fedstrata.deploy.run_queue import turn
-        from fedstrata.deploy.server import find_server
+        from fedstrata.deploy.server.federation_server import find_server
         from fedstrata.runs.folder import Run
         from fedstrata.runs.progress import reporter
 
@@ -273,10 +275,10 @@ def status(
     """Say which sites are up, and what each gave to a run."""
     from fedstrata.deploy import flower
     from fedstrata.deploy.keys import expiring
-    from fedstrata.deploy.overview import run_state, waits_for
-    from fedstrata.deploy.run_queue import tickets
-    from fedstrata.deploy.server import find_server
-    from fedstrata.deploy.status import sites
+    from fedstrata.deploy.operators.overview import run_state, waits_for
+    from fedstrata.deploy.operators.run_queue import tickets
+    from fedstrata.deploy.operators.status import sites
+    from fedstrata.deploy.server.federation_server import find_server
 
     flower.require_flower()
     there = find_server(server)

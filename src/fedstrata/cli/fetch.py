@@ -34,8 +34,8 @@ def fetch(
 ) -> None:
     """Get the model of a finished run, for `fedstrata predict`."""
     from fedstrata.deploy import state
-    from fedstrata.deploy.fetch import choose_run, shelf_of
     from fedstrata.deploy.keys import of_site
+    from fedstrata.deploy.site.fetch import choose_run, shelf_of
 
     name = state.site_name(site) if site is not None else _only_site()
     if server is not None:

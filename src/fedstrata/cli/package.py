@@ -35,8 +35,8 @@ def package(
     """Write one archive a site, with all that it needs. Keys, configuration, start script, systemd unit, containers."""
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import state
-    from fedstrata.deploy.client import describe_data
     from fedstrata.deploy.package import MetricsAddress, for_server, for_site, sites_of, write_all
+    from fedstrata.deploy.site.client import describe_data
     from fedstrata.remote.site.policy.rules import read_policy
 
     host, port = state.address(server)

@@ -55,7 +55,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the labels of raw inputs with the model of a run."""
-    from fedstrata.core.files import write_atomically
+    from fedstrata.core.storage.files import write_atomically
     from fedstrata.remote.site.label_names import open_model
 
     if out is not None and (out.is_dir() or not out.parent.is_dir()):

@@ -33,7 +33,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a report on runs: one HTML page that works offline."""
-    from fedstrata.core.files import write_atomically
+    from fedstrata.core.storage.files import write_atomically
     from fedstrata.report.gather import gather
     from fedstrata.report.page import draw, page
     from fedstrata.report.paper import check_figures, check_format, write_figures

@@ -186,7 +186,7 @@ def page(
     ] = README,
 ) -> None:
     """Write all tables as pages. A Markdown file a paper, one HTML page, and the headlines in the README."""
-    from fedstrata.core.files import write_atomically
+    from fedstrata.core.storage.files import write_atomically
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.pages import BEGIN, html_page, with_headlines, write_markdown
 

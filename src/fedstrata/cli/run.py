@@ -17,7 +17,7 @@ import typer
 from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.core.errors import RequestError
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from fedstrata.runs.folder import Run

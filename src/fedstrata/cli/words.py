@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import __version__
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 
 PLACES = {  # keys whose value is a part, and its kind
     "data.name": "datasets",

@@ -12,7 +12,7 @@ from typing import Any
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.part import Part
-from fedstrata.core.toml import read_toml
+from fedstrata.core.storage.toml import read_toml
 
 LISTS = {  # what is written into a list, by its key
     "method.corrections": '[{ kind = "prox" }]',

@@ -7,10 +7,8 @@ A plan and its parts
     At a client: `client_parts`, `client_context`, `sampler`.
 A round
     `steps`, `messages`, `engine` and `wrapped_engine`; `client_info`, `flat_model`, `inputs`, `index`, `batch_norm`,
-    `compression`; random streams, `rng` and `counter_rng`; `events`.
-Bytes and files
-    `wire`, `tree`, `stored`, `tensor_file`, `files`, `file_lock`, `toml`, `event_lines`, `json_log`, `archives`.
-This machine, and words for people
-    `threads`, `child_process`, `parent_line`, `platforms`, `quick_imports`; `errors`, `plain_text`, `html`,
-    `web_limits`.
+    `compression`; random streams, `rng` and `counter_rng`; `events`. Messages as bytes: `wire`, `tensor_file`.
+What knows nothing of learning
+    Bytes and files, `storage/`; this machine, `machine/`; what people and strangers get, `errors`, `plain_text`,
+    `html`, `web_limits`.
 """

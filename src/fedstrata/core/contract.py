@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedstrata.core import tree
 from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums
 from fedstrata.core.part import Part
+from fedstrata.core.storage import tree
 
 Kind = TypeVar("Kind")
 

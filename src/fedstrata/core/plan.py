@@ -18,8 +18,8 @@ from fedstrata.core.rng import Streams
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep
 from fedstrata.core.steps import View
+from fedstrata.core.storage.tree import StateError
 from fedstrata.core.system import System
-from fedstrata.core.tree import StateError
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,14 @@
-"""Real sites: keys, a server, a client a site, and runs over them. Flower carries the messages.
+"""Real sites as processes: `server/` and `site/` do not import each other; `operators/` asks for runs and watches.
+
+Flower carries the messages, and this package the keys, the processes and the runs around it.
 
 Keys
-    `keys`, `authority`, `certificate_watch`, `node_signature`.
-A server
-    `server` starts Flower behind one port: `flower`, `one_port`, `auth_proxy`, `web_app`, `long_poll`,
-    `objects_under_way`; it goes by a roll (`roll_watch`) and hears how sites are doing (`site_reports`).
-A site
-    `client`, whose process with the data comes and goes (`site_on_demand`, `data_files`); `app` and `answering`
-    inside Flower's; `site_reporter`, `kept_connection`, `shut_out`; `fetch` brings the model home.
-Runs
-    `submit`, `run_app`, `run_queue`, `run_orders`, `run_launcher`, `run_process`, `run_place`, `run_book`, `run_copy`,
-    `model_shelf`.
-What operators look at, and what both sides need
-    `status`, `overview`, `board_console`, `metrics`, `health`, `logs`; `state`, `processes`, `heartbeats`, `backup`,
-    `package`.
+    `keys`, which `authority` changes later; `certificate_watch`, `node_signature`, and `shut_out`, whom no key helps.
+What server and sites say to each other
+    `asking`, `served`, `site_reports`; with Flower, `flower` for its commands, the app `run_app`, `heartbeats`,
+    `objects_under_way`.
+What both keep and show
+    `state`, `processes`, `logs`, `metrics`.
+Before either begins
+    `health` of a machine; a `package` for each.
 """

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.deploy import keys
 from fedstrata.deploy.state import site_name
 from fedstrata.remote.certificates import Certified

@@ -68,7 +68,7 @@ def database(folder: Path, keys: Path | None) -> Path:
 
 def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str]:
     """Return the command of the server, behind our gate."""
-    command = [sys.executable, "-P", "-m", "fedstrata.deploy.auth_proxy", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.server.auth_proxy", "--host", host, "--port", str(port)]
     command += ["--database", str(database(folder, keys)), "--disable-runtime-dependency-installation"]
     command += ["--isolation", "process"]  # the gate starts the processes of runs itself
     if keys is None:
@@ -79,7 +79,7 @@ def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str
 
 def supernode(server: str, site: str, socket: Path, keys: Path | None) -> list[str]:
     """Return the command of a site's connection to the server; it runs no app but ours, and opens no port."""
-    command = [sys.executable, "-P", "-m", "fedstrata.deploy.app", "--superlink", server]
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.site.supernode", "--superlink", server]
     command += ["--isolation", "process", "--node-config", NodeConfig(str(socket), site).option()]
     if keys is None:
         return [*command, "--insecure"]

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from fedstrata import __version__
 from fedstrata.core.errors import unknown_name
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 from fedstrata.data import store
 from fedstrata.deploy.state import PORT
 from fedstrata.models.timm import MISFIT

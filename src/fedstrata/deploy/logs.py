@@ -16,9 +16,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.json_log import FILE, JsonLines, cut_off
+from fedstrata.core.storage.json_log import FILE, JsonLines, cut_off
 
 PRINTED = ("superlink.log", "supernode.log")
+SHOWN = 15  # lines of a log where something failed
 LOG = logging.getLogger("fedstrata.deploy")
 
 
@@ -40,6 +41,14 @@ def cut_printed(folder: Path) -> None:
     """Keep what Flower prints from growing for ever."""
     for name in PRINTED:
         cut_off(folder / name)
+
+
+def tail(log: Path) -> str:
+    """Return the end of a log."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN:])
+    except OSError:
+        return ""
 
 
 def asker() -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Processes that belong together: they are started, watched and ended as one.
 
 Every one has a session of its own, so that Ctrl-C reaches only us and they end in order. Where we are killed, they end
-by themselves (`core/parent_line.py`); what is left over all the same is found by the notes in the folder, and ended
-before the next life begins.
+by themselves (`core/machine/parent_line.py`); what is left over all the same is found by the notes in the folder, and
+ended before the next life begins.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import is_locked, take_lock
-from fedstrata.core.files import disk_is_full, write_atomically
-from fedstrata.core.parent_line import LINE
+from fedstrata.core.machine.parent_line import LINE
+from fedstrata.core.storage.file_lock import is_locked, take_lock
+from fedstrata.core.storage.files import disk_is_full, write_atomically
 
 GRACE = 15.0  # seconds to end by oneself
 POLITE = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]

@@ -1,6 +1,6 @@
 """The Flower app of every run: a pyproject that points into the installed package, and nothing else.
 
-It is the same for every run. The server submits it (`run_launcher.py`) when `deploy run` tells it how a run is
+It is the same for every run. The server submits it (`server/run_launcher.py`) when `deploy run` tells it how a run is
 configured: Flower's own command line would import for a second what the server has in memory.
 """
 
@@ -15,9 +15,12 @@ from typing import Any
 import tomli_w
 
 from fedstrata import __version__
-from fedstrata.deploy.app import COMPONENTS
 from fedstrata.remote.flower.app_config import BLANK
 
+COMPONENTS = {
+    "serverapp": "fedstrata.remote.flower.server_app:app",
+    "clientapp": "fedstrata.remote.flower.client_app:app",
+}
 APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.remote.site.private_socket import LONGEST_PATH
 
 PORT = 8000

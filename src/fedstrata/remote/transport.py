@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import disk_is_full
 from fedstrata.core.plain_text import plain_text
+from fedstrata.core.storage.files import disk_is_full
 
 LOG = logging.getLogger(__name__)
 LONGEST = 1 << 31  # bytes of a request, and of a reply where nobody says less

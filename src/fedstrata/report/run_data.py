@@ -18,9 +18,9 @@ import numpy as np
 from fedstrata import __version__
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError, no_figure
-from fedstrata.core.event_lines import read_event
 from fedstrata.core.events import FAULTS, Fault, describe_choice, describe_fault
-from fedstrata.core.toml import read_toml
+from fedstrata.core.storage.event_lines import read_event
+from fedstrata.core.storage.toml import read_toml
 from fedstrata.report.client_updates import ClientUpdates, StepDone, read_client_updates, read_step
 from fedstrata.report.sanity import TABLES, fits_summary, has_lists, is_sane, newer
 from fedstrata.runs.folder import Run

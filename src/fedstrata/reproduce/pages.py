@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from textwrap import fill
 
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.reproduce.figures import POINT, departures
 from fedstrata.reproduce.ours import beside_papers
 from fedstrata.reproduce.overview import Judged, in_words, oddities, of_paper

@@ -23,9 +23,9 @@ import torch
 
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import in_turn
-from fedstrata.core.files import write_atomically, writing_to
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
+from fedstrata.core.storage.file_lock import in_turn
+from fedstrata.core.storage.files import write_atomically, writing_to
 from fedstrata.data import store
 from fedstrata.data.published import Published
 from fedstrata.reproduce.table import PaperTable, Wanted, all_tables

@@ -24,12 +24,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fedstrata.core import tree
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import make_folder, sync_folder, write_atomically, writing_to
 from fedstrata.core.messages import Tag, Tensors, to_host_aside
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage import tree
+from fedstrata.core.storage.files import make_folder, sync_folder, write_atomically, writing_to
+from fedstrata.core.storage.stored import Stored
 from fedstrata.core.tensor_file import tensor_pieces
 
 WRITERS = 4  # files that are hashed and written at a time

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import name_run
 from fedstrata.core.engine import ClientStates
-from fedstrata.core.threads import cores, keeping_to, one_thread
+from fedstrata.core.machine.threads import cores, keeping_to, one_thread
 from fedstrata.runs.checkpoints import BackgroundWriter
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import ASKED, Journal, Watch

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.runs.classifier import Classifier
 from fedstrata.runs.saved_model import SavedModel
 

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from fedstrata.config.model_info import ABOUT, ModelInfo
 from fedstrata.core import html
 from fedstrata.core.errors import RequestError, no_figure
-from fedstrata.core.event_lines import read_events
-from fedstrata.core.file_lock import is_locked, take_lock
-from fedstrata.core.files import make_folder, sync_folder, write_atomically, writing_to
 from fedstrata.core.messages import Tensors
+from fedstrata.core.storage.event_lines import read_events
+from fedstrata.core.storage.file_lock import is_locked, take_lock
+from fedstrata.core.storage.files import make_folder, sync_folder, write_atomically, writing_to
 from fedstrata.runs.amounts import write_share
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.frames import columns_of_rounds, make_frame

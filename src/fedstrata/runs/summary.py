@@ -18,11 +18,11 @@ from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
 from fedstrata.config.sections import Data
 from fedstrata.core.errors import RequestError
-from fedstrata.core.event_lines import SCORED, SPENT, describe_damage
 from fedstrata.core.events import Log, describe_choice
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
+from fedstrata.core.storage.event_lines import SCORED, SPENT, describe_damage
 from fedstrata.data.reading import Label
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedstrata.config.completion import make
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.runs.folder import Run
 from fedstrata.runs.trackers.base import How, Recording, TrackedRun, Tracker
 

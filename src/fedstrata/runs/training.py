@@ -14,7 +14,7 @@ from fedstrata.config.completion import GIVEN
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError
-from fedstrata.core.event_lines import describe_damage
+from fedstrata.core.storage.event_lines import describe_damage
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
 from fedstrata.runs.execution import run_session, show_finished

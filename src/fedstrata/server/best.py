@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.steps import Evaluate, Scores, View
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage.stored import Stored
 
 if TYPE_CHECKING:
     from fedstrata.server.state import State

@@ -16,8 +16,8 @@ from fedstrata.client.products import WORTH_THREADS, products_a_sample
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
+from fedstrata.core.machine.threads import spare, threads
 from fedstrata.core.steps import Scores, View
-from fedstrata.core.threads import spare, threads
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples
 from fedstrata.server.metrics import accuracy, mean_recall, recalls, worst

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.flat_model import FlatModel
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Task
 from fedstrata.core.sampler import Sampler
-from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 
 TURN = 1 << 20  # far from the turns of steps, whose random draws it must not share

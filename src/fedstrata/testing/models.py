@@ -16,10 +16,10 @@ from fedstrata.core.client_context import ClientContext
 from fedstrata.core.client_parts import Order
 from fedstrata.core.contract import expect
 from fedstrata.core.flat_model import ParameterSpace
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Report, Task, Tensors
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.sampler import Sampler
-from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.models.architecture import Architecture
 from fedstrata.runs.session import Session

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core import tree
 from fedstrata.core.engine import Engine
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.steps import Outcome, Scores, give_feedback
-from fedstrata.core.stored import Stored
-from fedstrata.core.threads import one_thread
+from fedstrata.core.storage import tree
+from fedstrata.core.storage.stored import Stored
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.checkpoints import Checkpoints

@@ -16,7 +16,7 @@ from streams import ECHO, PATIENCE, everybody, streaming
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import state
-from fedstrata.deploy.one_port import OnePort, listen
+from fedstrata.deploy.server.one_port import OnePort, listen
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from in_process_sites import SITES, SMALL, Here, Restartable, hosts, introduce, 
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.core.json_log import JsonLines
+from fedstrata.core.storage.json_log import JsonLines
 from fedstrata.deploy import keys
 from fedstrata.deploy.authority import Authority
 from fedstrata.remote.credentials import Credentials

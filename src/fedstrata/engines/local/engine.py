@@ -31,10 +31,10 @@ from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.client_parts import Client, ClientPlan
 from fedstrata.core.engine import AllReduceSum, ClientStates, SumTensors
 from fedstrata.core.index import stable_order
+from fedstrata.core.machine.threads import cores, one_thread, spare, threads
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, to_host, weighted_sum
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.steps import Step
-from fedstrata.core.threads import cores, one_thread, spare, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.client_states import ClientStateStore
 from fedstrata.engines.local.traced_step import Tracer

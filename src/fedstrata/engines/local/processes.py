@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.child_process import defined_in_script, start_child, why_unsendable
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import ClientError, FedstrataError
+from fedstrata.core.machine.child_process import defined_in_script, start_child, why_unsendable
+from fedstrata.core.machine.platforms import why_no_workers
+from fedstrata.core.machine.threads import cores
 from fedstrata.core.messages import Task, Tensors, fast_replace
-from fedstrata.core.platforms import why_no_workers
-from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import Answer, group_tasks
 from fedstrata.engines.local.shared_memory import MEMORY, Arrays, NoRoomError, Place, Region, SharedFiles

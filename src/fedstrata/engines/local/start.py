@@ -13,9 +13,9 @@ from fedstrata.client.vmapped import worth_grouping
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
 from fedstrata.core.events import Log
+from fedstrata.core.machine.threads import cores
 from fedstrata.core.options import Count
 from fedstrata.core.part import Part
-from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.compiled_step import Compiler
 from fedstrata.engines.local.cost import Guess, runs_alike

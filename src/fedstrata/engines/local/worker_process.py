@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.quick_imports import quick_imports
 
 with quick_imports():
     import torch

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 
 MEGABYTE = 2**20
 LOCAL, RUNNING = "local", "auto"  # addresses: of a cluster that is started here, and of one that runs here

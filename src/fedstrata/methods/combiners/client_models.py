@@ -1,7 +1,7 @@
 """Whole models of clients, for combiners that remember them: as vectors, weights first, then norm statistics.
 
-They never change and are many, so a checkpoint's files hold them (`core/stored.py`); their sum is kept beside them, in
-double precision, so that only models of clients that report are ever read.
+They never change and are many, so a checkpoint's files hold them (`core/storage/stored.py`); their sum is kept beside
+them, in double precision, so that only models of clients that report are ever read.
 """
 
 from __future__ import annotations

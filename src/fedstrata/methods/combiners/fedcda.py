@@ -33,7 +33,7 @@ from fedstrata.core.options import Count, NonNegative, Rounds, in_rounds
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Arrived, Combiner
 from fedstrata.core.steps import View
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage.stored import Stored
 from fedstrata.methods.combiners.client_models import model_of, move_to, vector, warn_of_size
 from fedstrata.methods.last_epoch import LastEpoch
 

@@ -25,7 +25,7 @@ from fedstrata.core.messages import Sums
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Arrived, Combiner
 from fedstrata.core.steps import View
-from fedstrata.core.stored import Stored
+from fedstrata.core.storage.stored import Stored
 from fedstrata.methods.combiners.client_models import model_of, move_to, vector, warn_of_size
 
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedstrata.config.sections import EnclaveChoice
-from fedstrata.core.child_process import start_child, wait_or_kill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.events import Log
 from fedstrata.core.flat_model import FlatModel
-from fedstrata.core.platforms import require_posix
+from fedstrata.core.machine.child_process import start_child, wait_or_kill
+from fedstrata.core.machine.platforms import require_posix
 from fedstrata.core.rng import Streams
 from fedstrata.core.steps import Scores, View
 from fedstrata.data.federation import Federation

@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.event_lines import read_events
+from fedstrata.core.storage.event_lines import read_events
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import MaskedLabels
 

@@ -1,6 +1,7 @@
 """What answers Flower's messages at a site: it hands the request to the site's own process, and no more.
 
-Our SuperNode keeps it in memory (`deploy/answering.py`), a plain one starts a new Python for each message: no torch.
+Our SuperNode keeps it in memory (`deploy/site/answering.py`), a plain one starts a new Python for each message: no
+torch.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.remote.server.orders import StoppedError
 
 FAILED = "failed.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 
 MOST = 1000  # nodes that are remembered: without keys, a site is a new one whenever it connects
 

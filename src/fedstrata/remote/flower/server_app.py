@@ -16,9 +16,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.file_lock import take_lock
-from fedstrata.core.json_log import FILE, append_event
 from fedstrata.core.origin import find_own_parts_in
+from fedstrata.core.storage.file_lock import take_lock
+from fedstrata.core.storage.json_log import FILE, append_event
 from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
 from fedstrata.remote.flower.messages import Messages

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError, UnsummableError
-from fedstrata.core.files import PART, write_atomically
 from fedstrata.core.messages import Report, Sums, Task, Tensors
+from fedstrata.core.storage.files import PART, write_atomically
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.privacy.frames import join, split
 

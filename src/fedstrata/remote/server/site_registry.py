@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.events import Log
-from fedstrata.core.files import write_atomically
 from fedstrata.core.plain_text import plain_text
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.data.reading import Label
 from fedstrata.remote.introduction import Introduction
 from fedstrata.remote.protocol import (

@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedstrata.client.site_client import Versions
-from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.core.messages import Tag, Tensors
+from fedstrata.core.storage.files import make_folder, write_atomically
 
 RUNS = 8  # whose states are kept: the newest
 

@@ -19,8 +19,8 @@ from math import inf
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.core.messages import Tag
+from fedstrata.core.storage.files import make_folder, write_atomically
 from fedstrata.privacy.frames import RefusedError
 
 FILE = "ledger.json"

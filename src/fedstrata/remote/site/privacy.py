@@ -28,8 +28,8 @@ import numpy as np
 
 from fedstrata.config.sections import EnclaveChoice
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
 from fedstrata.core.index import Split
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label, fold_label, refuse_spellings
 from fedstrata.privacy.agreement import derive

@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.parent_line import end_with_parent
-from fedstrata.core.quick_imports import quick_imports
+from fedstrata.core.machine.parent_line import end_with_parent
+from fedstrata.core.machine.quick_imports import quick_imports
 
 
 def main(path: str) -> None:

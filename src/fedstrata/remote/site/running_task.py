@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedstrata.client.site_client import Site
 from fedstrata.core.batch_norm import AllReduce, By
-from fedstrata.core.threads import one_thread
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.wire import pack
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.sums.all_reduce import Participant

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.config.sections import EnclaveChoice
-from fedstrata.core.json_log import FILE, JsonLines
 from fedstrata.core.origin import find_own_parts_in
+from fedstrata.core.storage.json_log import FILE, JsonLines
 from fedstrata.data.federation import Federation
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream

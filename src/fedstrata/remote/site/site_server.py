@@ -26,11 +26,11 @@ from fedstrata.core import origin
 from fedstrata.core.batch_norm import By
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import ParameterSpace
+from fedstrata.core.machine.threads import one_thread
 from fedstrata.core.messages import Report, fast_replace
 from fedstrata.core.plain_text import plain_text
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
-from fedstrata.core.threads import one_thread
 from fedstrata.core.wire import pack_report, unpack, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.envelopes import Letterbox

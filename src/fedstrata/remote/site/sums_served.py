@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import make_folder, write_atomically
+from fedstrata.core.storage.files import make_folder, write_atomically
 from fedstrata.privacy.labels.served import Served
 
 FILE = "summed.json"

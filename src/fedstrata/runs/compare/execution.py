@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.engines.ray.cluster import load_ray
 from fedstrata.runs.compare.cells import VERSION, Cell, to_line
 from fedstrata.runs.compare.layout import find_states, plan_cells

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 from fedstrata.engines.local.gpu import MPS_PIPES, has_neighbours
 
 CONTROL = "nvidia-cuda-mps-control"

@@ -24,8 +24,8 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.open_stages import open_stages
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import PART
 from fedstrata.core.plan import per_round
+from fedstrata.core.storage.files import PART
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.runs.compare import design as designs

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically, writing_to
+from fedstrata.core.storage.files import write_atomically, writing_to
 from fedstrata.runs.compare import design as designs
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.layout import Planner, read_folder

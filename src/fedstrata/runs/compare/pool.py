@@ -25,10 +25,10 @@ from torch import nn
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.child_process import start_child, wait_or_kill, why_unsendable
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.platforms import why_no_workers
-from fedstrata.core.threads import keeping_to
+from fedstrata.core.machine.child_process import start_child, wait_or_kill, why_unsendable
+from fedstrata.core.machine.platforms import why_no_workers
+from fedstrata.core.machine.threads import keeping_to
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import expecting
 from fedstrata.engines.local.gpu import uses_gpu

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.threads import cores
+from fedstrata.core.machine.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import NEIGHBOURS, uses_gpu
 from fedstrata.runs.compare.cells import Cell

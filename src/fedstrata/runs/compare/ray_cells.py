@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
+from fedstrata.core.storage.archives import unpack
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import NEIGHBOURS
 from fedstrata.engines.ray.cluster import RUNNING, Cluster

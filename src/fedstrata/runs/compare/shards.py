@@ -14,8 +14,8 @@ from os import close
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import in_turn, is_locked, take_lock
-from fedstrata.core.files import writing_to
+from fedstrata.core.storage.file_lock import in_turn, is_locked, take_lock
+from fedstrata.core.storage.files import writing_to
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.folder import LOCK, Run
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstrata.core import html
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.storage.files import write_atomically
 from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import (
     OVER_FIRST,

@@ -13,7 +13,7 @@ from time import time
 from typing import Any, ClassVar
 
 from fedstrata.config import tables
-from fedstrata.core.file_lock import in_turn
+from fedstrata.core.storage.file_lock import in_turn
 from fedstrata.runs.trackers.base import How, Recording, TrackedRun, Tracker
 
 STORE = "mlflow.db"  # what `mlflow ui` reads in the folder it is started in

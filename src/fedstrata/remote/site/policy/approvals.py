@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import make_folder, write_atomically
+from fedstrata.core.storage.files import make_folder, write_atomically
 from fedstrata.remote.protocol import PendingError, PolicyError
 
 Word = Literal["asked", "approved", "refused"]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import sync_folder
+from fedstrata.core.storage.files import sync_folder
 
 FIRST = "0" * 64  # what the first line calls the one before it
 BLOCK = 1 << 20  # bytes that are read at once, from the end

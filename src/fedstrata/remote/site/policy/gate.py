@@ -20,7 +20,7 @@ from fedstrata.config.naming import name_run
 from fedstrata.config.open_stages import reopen
 from fedstrata.config.travel import from_server, to_sites
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import make_folder
+from fedstrata.core.storage.files import make_folder
 from fedstrata.privacy.accounting import Accountant, library
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
