@@ -1,9 +1,10 @@
 """Real sites as processes: `server/` and `site/` do not import each other; `operators/` asks for runs and watches.
 
-Flower carries the messages, and this package the keys, the processes and the runs around it.
+Flower carries the messages. What both sides share lies here.
 
 Keys
-    `keys`, which `authority` changes later; `certificate_watch`, `node_signature`, and `shut_out`, whom no key helps.
+    `keys` are made, and changed later by whoever holds the `authority`; `certificate_watch`, `node_signature`; errors
+    of a site that is `shut_out`.
 What server and sites say to each other
     `asking`, `served`, `site_reports`; with Flower, `flower` for its commands, the app `run_app`, `heartbeats`,
     `objects_under_way`.
