@@ -15,9 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from deployed import a_server
-from test_deploy_server import node
-from test_gate import through
+from deployed import a_server, node, through
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
@@ -374,19 +372,23 @@ def test_status_says_busy_away_and_disk_full_since_when(monkeypatch, cli, flower
     book.take(SiteReport("a", "busy", 0.0, "run 12ab"))
     book.take(SiteReport("b", "disk full", 0.0, "/state cannot be written: no space left"))
     book.take(SiteReport("c", "left", 0.0))
+    book.take(SiteReport("e", "left", 0.0, "its data cannot be served"))
+    book.take(SiteReport("f", "left", 0.0))
     rows = status.sites(there)
     assert [(r["site"], r["up"], r["state"]) for r in rows] == [
         ("a", True, "busy"),
         ("b", True, "disk full"),
         ("c", False, "away"),
         ("d", True, None),
-    ]
+        ("e", False, "away"),
+    ], "f was never connected, and its owner knows why it is gone"
     assert all(rows[i]["since"] for i in range(3))
     code, out, _ = cli("deploy", "status")
     assert code == 0
     assert "site b: disk full: /state cannot be written: no space left" in out
     assert "site c: away: its owner stopped it" in out
-    assert "3 of 4 sites are up" in out
+    assert "site e: away: its data cannot be served" in out
+    assert "3 of 5 sites are up" in out
 
 
 def test_a_server_that_is_starting_is_waited_for(home, monkeypatch):

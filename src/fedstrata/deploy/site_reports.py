@@ -29,6 +29,7 @@ MOST_ROLLS = 1 << 53  # whole numbers that every reader of JSON knows
 SITES = 1000  # without keys, anybody may call himself a site
 READY, BUSY, FULL, LEFT, AWAY = "ready", "busy", "disk full", "left", "away"
 STATES = (READY, BUSY, FULL, LEFT)
+STOPPED = "its owner stopped it"  # why a site left that gave no other reason
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def conditions(folder: Path, now: float | None = None) -> dict[str, SiteConditio
     now, found = now or time.time(), {}
     for site, told in read_reports(folder).items():
         away = told["state"] == LEFT or _late(told, now)
-        left = told["about"] or "its owner stopped it"
+        left = told["about"] or STOPPED
         why = left if told["state"] == LEFT else "it fell silent" if away else told["about"]
         since = told["at"] if away else told["since"]
         found[site] = SiteCondition(AWAY if away else told["state"], since, why, told["at"])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from deployed import a_run, a_server
+from deployed import a_run, a_server, node
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, logs, state
@@ -16,10 +16,6 @@ from fedstrata.deploy.server import federation_server
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
 from fedstrata.remote.flower.server_app import read_registered
-
-
-def node(number: str, how: str, **times: str) -> dict[str, object]:
-    return {"node-id": number, "status": how, "online-at": "N/A", "offline-at": "N/A"} | times
 
 
 def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from deployed import through
 from looping import run_loop
 
 from fedstrata.core.web_limits import impatient
@@ -20,24 +21,6 @@ from fedstrata.deploy.node_signature import KnownKeys
 from fedstrata.deploy.server import auth_proxy
 from fedstrata.deploy.server.auth_proxy import GATE, Gate
 from fedstrata.deploy.server.run_launcher import SOON, SUBMIT
-
-
-def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str = "http", keys=None, **headers) -> str:
-    """Send a request to the gate; give who answered, and how."""
-    sent = []
-
-    async def app(scope, receive, send):
-        sent.append({"type": "app"})
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": kind, "path": path, "client": None if caller is None else (caller, 5), "server": (called, 8000)}
-    said = {"host": "127.0.0.1:8000"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    scope["headers"] = [(name.encode(), value.encode()) for name, value in said.items()]
-    run_loop(Gate(app, keys)(scope, None, send))
-    first = sent[0]
-    return "app" if first["type"] == "app" else f"{first['type']} {first.get('status', '')}".strip()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedstrata.deploy.asking import ask
 from fedstrata.deploy.certificate_watch import why_ended
 from fedstrata.deploy.served import HEALTH
 from fedstrata.deploy.server.federation_server import FederationServer
-from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock
+from fedstrata.deploy.site_reports import AWAY, STOPPED, SiteCondition, clock
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run
 
@@ -22,21 +22,26 @@ SILENT = {"state": None, "about": ""}  # of a site that says nothing of itself
 
 
 def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, Any]]:
-    """Return a row for each site: by name, where its key is registered or its node took part in a run."""
+    """Return a row for each site: by name, where its key is registered, its node took part in a run, or it says it."""
     names = {node: site for site, node in server.nodes().items()} or recall(server.met)
     nodes = [n for n in _listed(server)["nodes"] if n["status"] != "unregistered"]
     rows = _latest([_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP])
     told = server.conditions()
+    there = {row["site"] for row in rows}
+    unseen = [site for site, how in told.items() if site not in there and how.about != STOPPED]  # by Flower
+    rows += [_away(site) | {"up": False} for site in unseen]
     rows = [_said(row, told.get(row["site"] or "")) for row in rows]
     if run is not None:
         given = count_contributions(Run.open(run))
         for row in rows:
             row["contributed"] = given.pop(row["site"], None)
-        rows += [  # who took part, and is none of the nodes that are known now
-            {"site": site, "node": None, "up": None, "since": None, "last_contact": None, **SILENT, "contributed": what}
-            for site, what in given.items()
-        ]
+        rows += [_away(site) | SILENT | {"contributed": what} for site, what in given.items()]
     return sorted(rows, key=lambda row: (row["site"] is None, str(row["site"])))
+
+
+def _away(site: str) -> dict[str, Any]:
+    """Return the row of a site that is none of the nodes that are known now."""
+    return {"site": site, "node": None, "up": None, "since": None, "last_contact": None}
 
 
 def _listed(server: FederationServer) -> dict[str, Any]:
