@@ -91,7 +91,8 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
     ranked = sorted(rows, key=lambda row: standing(row, metric) or (-1.0, 0.0), reverse=True)
     first, second = ranked[:2]
     most = "lowest" if metric.lower else "highest"
-    said = f"Of {len(rows)} methods over {first.get('seeds')} seeds, {first['method']} has the {most} mean {title}, "
+    seeds = "1 seed" if first.get("seeds") == 1 else f"{first.get('seeds')} seeds"
+    said = f"Of {len(rows)} methods over {seeds}, {first['method']} has the {most} mean {title}, "
     said += f"{_figure(first, metric)}; then {second['method']}, {_figure(second, metric)}."
     if first.get("seeds") == 1:
         return said + " One seed says little: more give an interval."

@@ -88,6 +88,7 @@ const seen = new IntersectionObserver(
       target.dataset.near = isIntersecting ? "yes" : "";
       if (isIntersecting) refresh(target);
     }
+    if (!waiting.length) document.documentElement.dataset.drawn = "yes"; // a long table may leave no figure in view
   },
   { rootMargin: "300px" },
 );
