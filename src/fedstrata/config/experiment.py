@@ -211,22 +211,17 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
     old, new = (Experiment.of({"method": {"name": known}}).dump() for known in (method["name"], name))
     chosen = method.pop("chosen", ())
     for stage in STAGES:
-        own, other = (experiment["method"].get(stage) for experiment in (old, new))
-        if stage in method and (
-            stage in chosen or method[stage] == own or (_kinds(own) != _kinds(other) and not all(_kinds(method[stage])))
-        ):
+        if stage not in method:
+            continue
+        asked, own, other = (one.get(stage) for one in (method, old["method"], new["method"]))
+        options = isinstance(asked, Mapping) and "kind" not in asked and tables.kinds_of(own) != tables.kinds_of(other)
+        if stage in chosen or asked == own or options:
             del method[stage]
     suggested = [registry.find("methods", known, "method.name").train for known in (method["name"], name)]
     train = table.get("train", {})
     for key in {**suggested[0], **suggested[1]}:
         if train.get(key) == old["train"].get(key):
             train.pop(key, None)
-
-
-def _kinds(asked: Any) -> list[Any]:
-    """Return what a stage is made of; None stands for whatever the recipe has there."""
-    specs = asked if isinstance(asked, list) else [asked]
-    return [spec.get("kind") if isinstance(spec, Mapping) else spec or "none" for spec in specs]
 
 
 def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:

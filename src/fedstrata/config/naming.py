@@ -10,6 +10,7 @@ from typing import Any
 
 from fedstrata.config.completion import GIVEN
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.tables import kinds_of
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.recipes import STAGES
 
@@ -74,14 +75,6 @@ def _kinds_of_recipe(name: str) -> dict[str, tuple[str, ...]]:
     except RequestError:  # a package that had it is not here
         return {}
     return {stage: kinds_of(method.get(stage)) for stage in STAGES}
-
-
-def kinds_of(spec: Any) -> tuple[str, ...]:
-    """Return which parts stand in a stage."""
-    if isinstance(spec, list | tuple):
-        return tuple(kind for part in spec for kind in kinds_of(part))
-    kind = spec.get("kind") if isinstance(spec, Mapping) else spec
-    return (str(kind),) if kind else ()
 
 
 def _short(name: str) -> str:

@@ -235,3 +235,11 @@ def merge_lists(base: Sequence[Any], override: Any, key: str) -> list[dict[str, 
             f"{LISTS.get(key, LISTS['method.corrections'])}"
         )
     return [spec(part, f"{key}.{i}") for i, part in enumerate(parts)]
+
+
+def kinds_of(spec: Any) -> tuple[str, ...]:
+    """Return which parts stand in a stage."""
+    if isinstance(spec, list | tuple):
+        return tuple(kind for part in spec for kind in kinds_of(part))
+    kind = spec.get("kind") if isinstance(spec, Mapping) else spec
+    return (str(kind),) if kind else ()

@@ -15,9 +15,8 @@ from torch import nn
 from fedstrata.config.build import build_plan
 from fedstrata.config.completion import DEFAULTS
 from fedstrata.config.experiment import Experiment
-from fedstrata.config.naming import kinds_of
 from fedstrata.config.open_stages import fill, open_stages, reopen
-from fedstrata.config.tables import write_value
+from fedstrata.config.tables import kinds_of, write_value
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import per_round

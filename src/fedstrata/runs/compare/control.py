@@ -12,9 +12,8 @@ from typing import Any
 
 from fedstrata.config.completion import DEFAULTS
 from fedstrata.config.experiment import Experiment
-from fedstrata.config.naming import kinds_of
 from fedstrata.config.open_stages import open_stages
-from fedstrata.config.tables import write_value
+from fedstrata.config.tables import kinds_of, write_value
 from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.settings import Entry, within
