@@ -51,11 +51,13 @@ class Condition:
     stragglers: float = 0.0
     clients: int = CLIENTS
     k: int = ROUND  # clients of a round
+    updates: int = field(default=UPDATES, repr=False)  # what every run may spend
+    train: Mapping[str, Any] = field(default_factory=dict, repr=False)  # how clients train, where that is not by SGD
 
     def settings(self) -> dict[str, Any]:
         """Return the keys that it sets beside the data."""
         lost = {"system.stragglers.rate": self.stragglers} if self.stragglers else {}
-        return {"train.clients_per_round": self.k, "train.rounds": UPDATES // self.k, **lost}
+        return {"train.clients_per_round": self.k, "train.rounds": self.updates // self.k, **lost, **self.train}
 
 
 def dirichlet(alpha: float) -> dict[str, Any]:
@@ -84,6 +86,21 @@ CONDITIONS = {
         Condition("dirichlet 0.1, all 10 clients", dirichlet(0.1), clients=10),
     )
 }
+LONG = 2_000  # client updates of runs that show what becomes of gains
+ADAM = {"train.optimizer.kind": "adam", "train.lr": 0.001}
+LONG_RUNS = {
+    condition.name: condition
+    for condition in (
+        Condition("even, 200 rounds", {"kind": "iid"}, updates=LONG),
+        Condition("dirichlet 0.3, 200 rounds", dirichlet(0.3), updates=LONG),
+        Condition("dirichlet 0.1, 200 rounds", dirichlet(0.1), updates=LONG),
+        Condition("1 label, 200 rounds", few_labels(1), updates=LONG),
+        Condition("dirichlet 0.1, 30 % stragglers, 200 rounds", dirichlet(0.1), stragglers=0.3, updates=LONG),
+        Condition("dirichlet 0.3, 200 rounds of Adam", dirichlet(0.3), updates=LONG, train=ADAM),
+        Condition("dirichlet 0.1, 200 rounds of Adam", dirichlet(0.1), updates=LONG, train=ADAM),
+    )
+}
+ALL = CONDITIONS | LONG_RUNS
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,7 @@ def _few(labels: np.ndarray, most: int) -> np.ndarray:
 @cache
 def federation_of(data: str, condition: str, seed: int) -> Federation:
     """Deal a small copy out as a condition says."""
-    arrays, asked = small(data), CONDITIONS[condition]
+    arrays, asked = small(data), ALL[condition]
     options = dict(asked.partition)
     federation = Federation.from_arrays(
         arrays.x,
@@ -165,8 +182,8 @@ def figure(line: Mapping[str, Any], share: float = 1.0, by: str = "client_update
 
 def _key(place: tuple[str, str, int], row: Row) -> str:
     """Hash what decides a run's figures; methods by name stand for themselves, but for what they choose by the data."""
-    condition = CONDITIONS[place[1]]
-    told = [*place, repr(condition), row.name, row.settings, row.by, UPDATES, EACH, *_chosen(place, row)]
+    condition = ALL[place[1]]
+    told = [*place, repr(condition), row.name, row.settings, row.by, condition.updates, EACH, *_chosen(place, row)]
     return sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -174,17 +191,17 @@ def _chosen(place: tuple[str, str, int], row: Row) -> list[Any]:
     """Return the stages of a method that chooses them: other choices make other runs."""
     if row.settings.get("method.name") != "strata":
         return []
-    federation, asked = federation_of(*place), CONDITIONS[place[1]].settings()
+    federation, asked = federation_of(*place), ALL[place[1]].settings()
     experiment = describe_experiment(None, None, {**asked, **row.settings}, federation, None)
     return [choose_stages(experiment, federation)[0].method.model_dump(mode="json")]
 
 
 def _run(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
     data, condition, seed = place
-    federation, asked = federation_of(*place), CONDITIONS[condition]
+    federation, asked = federation_of(*place), ALL[condition]
     budget = spent_by_fedavg(data, condition, seed, row.settings.get("model.name", "mlp"))
-    ends = {"train.stop.client_updates": UPDATES} if row.by == "client_updates" else {"train.stop.bytes": budget}
-    every = max(1, UPDATES // asked.k // 15)
+    ends = {"train.stop.client_updates": asked.updates} if row.by == "client_updates" else {"train.stop.bytes": budget}
+    every = max(1, asked.updates // asked.k // 15)
     common = {**asked.settings(), **ends, "train.evaluate.every": every, "train.seed": seed, "engine.workers": 1}
     with TemporaryDirectory() as folder:
         overrides = {**common, **_filled(row.settings, federation, asked.k)}
@@ -193,13 +210,13 @@ def _run(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
         chosen = [event for event in run.events() if event["event"] == "choice"]
     curve = [[e["client_updates"], e["bytes_up"] + e["bytes_down"] + e["bytes_p2p"], e["accuracy"]] for e in events]
     about = {"choices": {event["stage"]: event["used"] for event in chosen}} if chosen else {}
-    return {"updates": UPDATES, "bytes": budget, "curve": _thinned(curve), "measured": measured(*place), **about}
+    return {"updates": asked.updates, "bytes": budget, "curve": _thinned(curve), "measured": measured(*place), **about}
 
 
 @cache
 def measured(data: str, condition: str, seed: int) -> dict[str, float]:
     """Return what `fedstrata inspect` shows of a federation, as far as methods are chosen by it."""
-    federation, asked = federation_of(data, condition, seed), CONDITIONS[condition]
+    federation, asked = federation_of(data, condition, seed), ALL[condition]
     table = LabelTable.of(federation.counts)
     return {
         "labels": len(table.labels),
@@ -229,7 +246,7 @@ def spent_by_fedavg(data: str, condition: str, seed: int, model: str = "mlp") ->
     """Return the bytes of FedAvg in as many client updates as the budget has: the model down and the update up."""
     federation = federation_of(data, condition, seed)
     experiment = describe_experiment(None, "fedavg", {"model.name": model}, federation, None)
-    return UPDATES * 8 * check_experiment(experiment, federation, None)[1].space.P
+    return ALL[condition].updates * 8 * check_experiment(experiment, federation, None)[1].space.P
 
 
 @cache

@@ -1,7 +1,8 @@
 """Which stages belong together, under which skew? The search behind the recipe `strata`, at equal client updates.
 
 First the product of selectors, corrections and server steps; then, on the best of these, samplers, drivers,
-combiners and strengths. Only data of the search are used (`DATA`); `python -m studies strata` confirms on others.
+combiners and strengths. Only data of the search are used (`DATA`); `python -m studies strata` confirms on others. Last,
+corrections and server steps again in long runs, with SGD and with Adam, on the data of the search and on others.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from studies._grid import CONDITIONS, Row, run_missing
+from studies._grid import CONDITIONS, LONG_RUNS, Row, run_missing
 
-STUDY = "strata-search"
-DATA = ("digits", "fashion-mnist")
+STUDY, LONG_STUDY = "strata-search", "strata-long"
+DATA, FRESH = ("digits", "fashion-mnist"), ("covtype", "mit-bih", "uci-har")
 SKEWS = ("dirichlet 1", "dirichlet 0.3", "dirichlet 0.1", "2 labels", "1 label")
 SELECTORS: dict[str, dict[str, Any]] = {
     "random": {},
@@ -40,6 +41,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "feddyn 0.003": {"method.corrections": [{"kind": "feddyn", "alpha": 0.003}, {"kind": "clip", "norm": 10.0}]},
     "feddyn 0.03": {"method.corrections": [{"kind": "feddyn", "alpha": 0.03}, {"kind": "clip", "norm": 10.0}]},
 }
+STRATA = {"method.name": "strata"}
 BEST = {  # of the product, and what is put on each of them
     "balanced+feddyn+fedexp": tuple(OTHERS),
     "flips+feddyn+fedexp": ("uniform", "terraform"),
@@ -52,14 +54,20 @@ BEST = {  # of the product, and what is put on each of them
 def main(arguments: Sequence[str]) -> int:
     """Make the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m studies strata_search", description=__doc__)
-    parser.add_argument("--stage", type=int, choices=(1, 2), default=1, help="the product, or what is put on the best")
-    parser.add_argument("--data", nargs="*", default=DATA, choices=DATA)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="stage 1 had seed 0, stage 2 seed 1")
+    parser.add_argument(
+        "--stage", type=int, choices=(1, 2, 3), default=1, help="the product, what is put on the best, long runs"
+    )
+    parser.add_argument("--data", nargs="*", choices=(*DATA, *FRESH))
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="stage 1 had seed 0, 2 seed 1, 3 10 to 12")
+    parser.add_argument("--rows", nargs="*", help="some of them alone")
     asked = parser.parse_args(arguments)
+    data = asked.data or ((*DATA, *FRESH) if asked.stage == 3 else DATA)
     if asked.stage == 1:
-        run_missing(STUDY, asked.data, SKEWS, combined(), asked.seeds)
+        run_missing(STUDY, data, SKEWS, _named(asked.rows, combined()), asked.seeds)
+    elif asked.stage == 2:
+        run_missing(STUDY, data, list(CONDITIONS), _named(asked.rows, extended()), asked.seeds)
     else:
-        run_missing(STUDY, asked.data, list(CONDITIONS), extended(), asked.seeds)
+        run_missing(LONG_STUDY, data, list(LONG_RUNS), _named(asked.rows, in_long_runs()), asked.seeds)
     return 0
 
 
@@ -77,6 +85,20 @@ def extended() -> list[Row]:
         *(known[name] for name in BEST),
         *(Row(f"{row.name}+{extra}", _joined(row.settings, OTHERS[extra])) for row, extra in more),
     ]
+
+
+def in_long_runs() -> list[Row]:
+    """Return what is looked at again where there are many more rounds: what helps early need not help late."""
+    known = {row.name: row for row in combined()}
+    balanced = [
+        "+".join(parts) for parts in product(["balanced"], ("plain", "feddyn"), ("sgd", "momentum", "yogi", "fedexp"))
+    ]
+    others = ["random+plain+sgd", "random+plain+yogi", "flips+plain+momentum", "flips+plain+yogi"]
+    return [*(known[name] for name in (*others, *balanced)), Row("strata", STRATA)]
+
+
+def _named(names: Sequence[str] | None, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if not names or row.name in names]
 
 
 def _joined(*settings: dict[str, Any]) -> dict[str, Any]:

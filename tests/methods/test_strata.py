@@ -38,7 +38,7 @@ def test_clusters_of_one_label_take_turns_before_a_server_with_momentum():
     assert selector.part["clusters"] == 2  # a label a cluster, but no more than train in a round
     assert server_step.part["momentum"] == 0.7
     assert "clients hold 1.0 labels each" in server_step.why
-    assert server_step.measured == {"effective_labels": pytest.approx(1.0), "stragglers": 0.0}
+    assert server_step.measured == {"effective_labels": pytest.approx(1.0), "stragglers": 0.0, "updates_each": 0.0}
 
 
 AGREEING = {"corrections": ["feddyn", "clip"], "server_step": "fedexp"}
@@ -62,6 +62,15 @@ def test_even_labels_need_no_selection():
 def test_where_all_train_nobody_is_selected():
     assert kinds(replace(situation(TWO_LABELS), k=4)) == AGREEING
     assert kinds(replace(situation(ONE_LABEL), k=4)) == {"server_step": "sgd"}
+
+
+@pytest.mark.parametrize(("rounds", "long"), [(79, False), (80, True)])  # two of four clients train in a round
+def test_where_clients_train_often_they_train_freely_and_the_server_is_yogi(rounds, long):
+    now = situation(TWO_LABELS, rounds=rounds)
+    assert kinds(now) == {"selector": "balanced-labels", **({"server_step": "yogi"} if long else AGREEING)}
+    turns = situation(ONE_LABEL, rounds=rounds)
+    assert kinds(turns) == {"selector": "flips", "server_step": "yogi" if long else "sgd"}
+    assert not long or "each client trains 40 times" in choose(now)[-1].why
 
 
 def test_hidden_counts_leave_clusters_that_are_found_under_masks():

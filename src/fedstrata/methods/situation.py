@@ -30,6 +30,8 @@ class Situation:
         Share of labels that are known to be wrong, as only a simulation knows it; None: unknown.
     stragglers
         Share of the reports that the experiment loses.
+    rounds
+        How many there will be at most; 0: not known.
     """
 
     clients: int
@@ -38,6 +40,12 @@ class Situation:
     table: LabelTable | None = None
     wrong_labels: float | None = None
     stragglers: float = 0.0
+    rounds: int = 0
+
+    @property
+    def updates_each(self) -> float:
+        """Client updates of each client by the end, on average."""
+        return self.rounds * self.k / self.clients
 
     @cached_property
     def effective_labels(self) -> float | None:

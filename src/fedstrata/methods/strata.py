@@ -5,6 +5,9 @@ step that is as long as clients disagree (FedExP) go together under any skew bet
 where reports are lost. Where clients hold one label each, nothing at a client can agree: clusters of labels take turns
 (FLIPS), and momentum at the server remembers what a round lacked. Wrong labels add FedBSS's order of samples.
 
+All that is a head start. Where every client trains many times, it is used up, and what held clients together holds them
+back: such runs have the same selection, plain clients, and Yogi at the server.
+
 `python -m studies strata_search` searched the product of the stages. FedPBS's selective pull and Terraform's second
 pass brought nothing there, and stand in no choice. docs/strata.md has the figures, on data of the search and others.
 """
@@ -18,6 +21,7 @@ from fedstrata.methods.situation import Situation, StageChoice
 
 EVEN = 5.0  # equivalent alpha from which on labels are spread evenly, as in the rules of inspect
 ONE = 1.5  # effective labels of a client up to which it counts as holding one
+OFTEN = 40  # times that a client trains from which on a run is long
 WRONG = 0.05  # share of wrong labels from which on samples are taken in the order of their losses
 
 
@@ -31,9 +35,20 @@ def _one_label(now: Situation) -> bool:
     return now.effective_labels is not None and now.effective_labels <= ONE and not now.stragglers
 
 
+def _long(now: Situation) -> bool:
+    """Say whether clients train so often that a head start is worth less than what it costs at the end."""
+    return now.updates_each >= OFTEN
+
+
 def _say_held(now: Situation) -> str:
     """Say how many labels clients hold."""
     return "label counts are hidden" if now.table is None else f"clients hold {now.effective_labels:.1f} labels each"
+
+
+def _measured(now: Situation) -> dict[str, float | None]:
+    """Return what corrections and server steps are chosen by."""
+    each = now.updates_each
+    return {"effective_labels": now.effective_labels, "stragglers": now.stragglers, "updates_each": each}
 
 
 def _selector(now: Situation) -> Iterator[StageChoice]:
@@ -58,16 +73,19 @@ def _sampler(now: Situation) -> Iterator[StageChoice]:
 
 
 def _corrections(now: Situation) -> Iterator[StageChoice]:
-    if not _one_label(now):
+    if not _one_label(now) and not _long(now):
         lost = f" and {now.stragglers:.0%} of the reports are lost" if now.stragglers else ""
         why = f"{_say_held(now)}{lost}: a linear term at each makes their optima agree"
-        measured = {"effective_labels": now.effective_labels, "stragglers": now.stragglers}
-        yield StageChoice("corrections", [{"kind": "feddyn"}, {"kind": "clip", "norm": 10.0}], why, measured)
+        parts = [{"kind": "feddyn"}, {"kind": "clip", "norm": 10.0}]
+        yield StageChoice("corrections", parts, why, _measured(now))
 
 
 def _server_step(now: Situation) -> Iterator[StageChoice]:
-    measured = {"effective_labels": now.effective_labels, "stragglers": now.stragglers}
-    if _one_label(now):
+    measured = _measured(now)
+    if _long(now):
+        why = f"each client trains {now.updates_each:.0f} times: a step of its own for every weight goes further then"
+        yield StageChoice("server_step", "yogi", why, measured)
+    elif _one_label(now):
         why = f"{_say_held(now)}: momentum 0.7 remembers the labels that a round lacked"
         yield StageChoice("server_step", {"kind": "sgd", "momentum": 0.7}, why, measured)
     else:

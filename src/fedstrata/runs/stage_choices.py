@@ -59,6 +59,7 @@ def measure(experiment: Experiment, federation: FederationInfo) -> Situation:
         table=LabelTable.of(federation.counts) if known else None,
         wrong_labels=federation.wrong_labels,
         stragglers=experiment.system.stragglers.rate,
+        rounds=experiment.train.rounds,
     )
 
 
