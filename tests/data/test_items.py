@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import fedstrata
 from fedstrata import Federation, RequestError
@@ -111,6 +111,30 @@ def test_clients_keep_their_names():
         Federation.from_clients({"kiel": hospital(0), "bonn": hospital(1)}, test={"kiel": hospital(2)})
     with pytest.raises(RequestError, match="client bonn: a data set must be a pair"):
         Federation.from_clients({"kiel": hospital(0), "bonn": 7})
+
+
+def test_one_data_set_of_torch_is_the_test_set_of_all():
+    """Its items, or the batches of a loader, were taken for one test set a client."""
+    x, y = (torch.from_numpy(part) for part in hospital(2, 6))
+    pairs, dicts = TensorDataset(x, y), Dicts([{"x": a, "y": b} for a, b in zip(x, y, strict=True)])
+    clients = [hospital(0), hospital(1), hospital(3)]
+    for test in (pairs, dicts, Subset(pairs, range(6)), DataLoader(pairs, batch_size=2)):
+        for federation in (
+            Federation.from_clients(clients, test=test),
+            Federation.from_clients({"a": clients[0], "b": clients[1], "c": clients[2]}, test=test),
+            Federation.from_dataset(TensorDataset(*map(torch.as_tensor, clients[0])), HALVES, test=test),
+        ):
+            assert torch.equal(federation.test.x, x.to(federation.test.x.dtype))
+            assert federation.test_split.sizes.tolist() == [0] * len(federation)
+    each = Federation.from_clients(clients, test=[pairs, pairs, pairs])
+    assert each.test_split.sizes.tolist() == [6, 6, 6]
+
+
+def test_one_data_set_is_not_taken_for_many_clients():
+    pairs = TensorDataset(*map(torch.as_tensor, hospital(0)))
+    for data in (pairs, DataLoader(pairs, batch_size=10)):  # of two batches, which became two clients
+        with pytest.raises(RequestError, match=r"clients is one data set, \w+: .* Federation.from_dataset"):
+            Federation.from_clients(data)
 
 
 def test_owners_rows_and_groups_name_clients_too():

@@ -13,6 +13,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
+from fedstrata.data.items import is_data_set, read_dataset
 from fedstrata.data.ownership import copy_rows, deal_samples, owner_names, read_holders, take_for_server
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.preprocessing import Preprocessing
@@ -25,7 +26,7 @@ def assemble(
     y: Any,
     clients: Any,
     partition: Any,
-    test: tuple[Any, ...] | float,
+    test: Any,
     test_clients: Any,
     groups: Any,
     inputs: Inputs | None,
@@ -39,8 +40,10 @@ def assemble(
 
     Without `scaled`, features stay raw: they are of one owner, and others have a say in how they are scaled.
     """
+    if is_data_set(test):
+        test = read_dataset(test)
     if not isinstance(test, tuple | float | int):
-        raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
+        raise RequestError("test must be a tuple (x, y), (x, y, groups), a torch Dataset or the fraction to hold out")
     gaps = scale is not None and preprocessing is not None and preprocessing.fills
     samples, classes = read_samples(x, y, groups, gaps=gaps)
     if not len(samples):

@@ -24,7 +24,7 @@ from fedstrata.data.drift import Drift, Moves, Stream
 from fedstrata.data.feature_checks import describe_ids, describe_sizes, warn_of_sizes
 from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
-from fedstrata.data.items import join_samples, read_train_and_test
+from fedstrata.data.items import is_data_set, join_samples, read_train_and_test
 from fedstrata.data.noise import Noise, disturb
 from fedstrata.data.ownership import read_speeds
 from fedstrata.data.partitions.base import Partition
@@ -368,7 +368,7 @@ class Federation:
         clients: int | Sequence[Any] | Mapping[str, Any] | None,
         *,
         partition: Partition | str | Mapping[str, Any] | None = None,
-        test: tuple[Any, ...] | float = 0.2,
+        test: Any = 0.2,
         test_clients: Sequence[Any] | None = None,
         groups: Any = None,
         speeds: Any = None,
@@ -393,8 +393,8 @@ class Federation:
         partition
             How samples are dealt out: a name, a table such as `{"kind": "dirichlet-class", "alpha": 0.3}`, or a part.
         test
-            (x, y), (x, y, groups), or the fraction to hold out. A partition deals test samples out too, and what is
-            held out is tested by those who hold it.
+            (x, y), (x, y, groups), a torch Dataset, or the fraction to hold out. A partition deals test samples out
+            too, and what is held out is tested by those who hold it.
         test_clients
             Each client's rows of `test`, where that is given; without it, clients have no test samples of their own.
         groups
@@ -487,7 +487,7 @@ class Federation:
         cls,
         clients: Sequence[Any] | Mapping[str, Any],
         *,
-        test: Sequence[Any] | Mapping[str, Any] | float = 0.2,
+        test: Any = 0.2,
         scale: Scale | None = None,
         seed: int = 0,
     ) -> Federation:
@@ -498,7 +498,8 @@ class Federation:
         clients
             Torch Datasets, or pairs (x, y), with samples of one shape; by name, where clients have names.
         test
-            The same, one for each client; one pair (x, y) for all; or the fraction to hold out of each label.
+            The same, one for each client; one pair (x, y) or torch Dataset for all; or the fraction to hold out of
+            each label.
         scale
             As in `from_arrays`.
         seed
@@ -521,9 +522,15 @@ class Federation:
         >>> federation.names
         ('bonn', 'kiel')
         """
+        if is_data_set(clients):  # its items, or a loader's batches, would each become a client
+            raise RequestError(
+                f"clients is one data set, {type(clients).__name__}: give a list of them, one a client, or deal it out "
+                'with Federation.from_dataset(data, 10, partition="iid")'
+            )
         x, y, rows = join_samples(clients)
         names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
-        if isinstance(test, float | int) or (isinstance(test, tuple) and all(hasattr(one, "shape") for one in test)):
+        pair = isinstance(test, tuple) and all(hasattr(one, "shape") for one in test)
+        if pair or isinstance(test, float | int) or is_data_set(test):
             return replace(cls.from_arrays(x, y, rows, test=test, scale=scale, seed=seed), names=names)
         if isinstance(test, Mapping):
             if not isinstance(clients, Mapping) or set(test) != set(clients):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.reading import read_features, read_labels, refuse_mixed_pixels
@@ -17,6 +17,11 @@ SAMPLE = ("x", "image", "img", "input", "inputs", "pixel_values", "features", "d
 LABEL = ("y", "label", "labels", "target", "targets", "class", "fine_label")
 
 Read = tuple[Tensor, np.ndarray]  # samples and labels
+
+
+def is_data_set(data: Any) -> bool:
+    """Whether this is one data set, no list of them; a pair (x, y) may be either, and is not asked about here."""
+    return isinstance(data, Dataset | DataLoader) or (hasattr(data, "column_names") and not isinstance(data, Mapping))
 
 
 def read_dataset(data: Any) -> Read:
