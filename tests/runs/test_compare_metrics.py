@@ -82,6 +82,23 @@ def test_what_was_spent_of_privacy_is_told():
     ]
 
 
+def test_rows_with_the_same_models_are_named():
+    """A difference of 0 looks measured; where models are the same to the last bit, nothing was."""
+    runs = done(slow=[1.0, 1.0], quick=[1.0, 1.0], stuck=[1.0, 1.0])
+    losses = {"slow": (0.5, 0.25), "quick": (0.5, 0.25), "stuck": (0.5, math.nextafter(0.25, 1))}
+    for method, own in losses.items():
+        for seed, loss in enumerate(own):
+            runs[method, seed]["loss_test"] = loss
+    said = "slow, quick came to the same models, bit for bit, with every seed: "
+    same = [line for line in remarks_of(ENTRIES, range(2), runs) if "same models" in line]
+    assert [line.startswith(said) for line in same] == [True], "stuck is one bit away with a seed"
+    del runs["quick", 1]  # not there yet
+    assert any(line.startswith(said) for line in remarks_of(ENTRIES, range(2), runs))
+    for method in ("slow", "quick"):  # both went wrong, each in its way
+        runs[method, 0]["loss_test"] = math.nan
+    assert not any("same models" in line for line in remarks_of(ENTRIES, range(2), runs))
+
+
 def test_less_is_better_and_never_is_worst():
     slow, quick, stuck = rows_of(ENTRIES, range(3), CURVES, [ROUNDS])
     assert [row["metrics"] for row in (slow, quick, stuck)] == [["rounds_to:0.8"]] * 3

@@ -121,4 +121,36 @@ def remarks_of(
     for (remark, method), at in said.items():
         alike.setdefault((remark, ", ".join(at)), []).append(method)
     over = [f"{', '.join(methods)}{remark} (seed {at})" for (remark, at), methods in alike.items()]
+    over += _same_models(entries, seeds, done)
     return over + (caution(len(seeds), len(entries) - 1) if len(entries) > 1 and done else [])
+
+
+def _same_models(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) -> Iterator[str]:
+    """Say which rows are one by their models, as far as both have run: a difference of 0 would look measured.
+
+    Models are told by their loss on all test samples, to the last bit; one that is not a number tells nothing.
+    """
+    losses = {
+        entry.name: {
+            seed: loss
+            for seed in seeds
+            if (loss := done.get((entry.name, seed), {}).get("loss_test")) is not None and math.isfinite(loss)
+        }
+        for entry in entries
+    }
+    names, told = list(losses), set[str]()
+    for at, name in enumerate(names):
+        if name in told:
+            continue
+        own = losses[name]
+        same = [
+            other
+            for other in names[at + 1 :]
+            if (both := own.keys() & losses[other].keys()) and all(own[seed] == losses[other][seed] for seed in both)
+        ]
+        told.update(same)
+        if same:
+            yield (
+                f"{', '.join([name, *same])} came to the same models, bit for bit, with every seed: what sets them "
+                "apart had nothing to act on here"
+            )
