@@ -131,6 +131,19 @@ def test_domains_that_look_different_get_terraform():
     assert "terraform" in [advice.recipe for advice in found.advice]
 
 
+def test_domains_that_look_different_are_skew_though_labels_are_even():
+    """Four clients, each with a domain: too few a round for Terraform, and FedAvg had "no skew to repair"."""
+    rng = np.random.default_rng(0)
+    groups, y = np.repeat(np.arange(4), 60), np.tile(np.arange(3), 80)
+    x = (rng.normal(size=(240, 5)) + 3 * groups[:, None]).astype(np.float32)
+    for clients, because in ((groups, "no label skew to repair"), (np.tile(np.arange(4), 60), "no skew to repair")):
+        advice = inspect(federation=Federation.from_arrays(x, y, clients, groups=groups, test=(x, y, groups))).advice
+        fedavg = next(one for one in advice if one.recipe == "fedavg")
+        assert because in fedavg.because
+        assert ("not there" in fedavg.mind) == ("label skew" not in because)
+        assert (advice[0] is fedavg) == ("label skew" not in because), "what did well in general comes first"
+
+
 def test_unequal_sizes_get_fednova_only_where_labels_are_skewed():
     rng = np.random.default_rng(0)
     sizes = rng.pareto(1.0, 30) * 20 + 2

@@ -57,6 +57,12 @@ class SkewFacts:
         return self.measures.alpha_class >= EVEN
 
     @property
+    def apart(self) -> bool:
+        """Whether samples of the groups look different, and clients hold different groups."""
+        domains = self.measures.domains
+        return domains is not None and min(domains.told_apart, domains.held_apart) >= DIFFERENT
+
+    @property
     def few(self) -> bool:
         """Whether clients hold few labels each."""
         m = self.measures
@@ -111,7 +117,7 @@ def _hard(facts: SkewFacts) -> str | None:
     m = facts.measures
     if facts.k < ENOUGH:
         return None
-    if m.domains is not None and min(m.domains.told_apart, m.domains.held_apart) >= DIFFERENT:
+    if facts.apart and m.domains is not None:
         return f"samples of the {m.domains.number} groups look different, and clients hold different groups"
     if not facts.even and m.effective_labels_spread >= MIXED * m.labels:
         return "some clients hold nearly all labels and others nearly one: the latter are harder"
@@ -134,7 +140,11 @@ def _unequal(facts: SkewFacts) -> str | None:
 
 
 def _even(facts: SkewFacts) -> str | None:
-    return "labels are spread evenly: there is no skew to repair" if facts.even else None
+    return "labels are spread evenly: there is no skew to repair" if facts.even and not facts.apart else None
+
+
+def _even_labels(facts: SkewFacts) -> str | None:
+    return "labels are spread evenly: there is no label skew to repair" if facts.even and facts.apart else None
 
 
 def _measured(leaf: Leaf) -> Rule:
@@ -211,7 +221,14 @@ RULES = (
     ),
     Rule(
         ("fedavg",),
-        "labels are spread evenly: the equivalent alpha of dirichlet-class is at least 5",
+        "labels are spread evenly, but clients hold different groups that look different",
+        _even_labels,
+        "Clients' samples differ in their features, which most methods here do not address: compare some.",
+    ),
+    Rule(
+        ("fedavg",),
+        "labels are spread evenly (the equivalent alpha of dirichlet-class is at least 5), and so are groups, if any "
+        "look different",
         _even,
         "Everything else costs more, or solves a problem that is not there.",
     ),
