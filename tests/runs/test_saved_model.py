@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits, load_wine
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedstrata import Federation, Inputs, RequestError, Run, Streams, compare, resume, train
 from fedstrata.config.build import build_federation
@@ -347,6 +348,46 @@ def test_raw_samples_of_a_named_set_are_predicted_as_the_summary_says(tmp_path):
     shares = (np.array(run.predict(raw.images[:, None])) == raw.target).mean()
     assert shares == pytest.approx(run.summary["accuracy"], abs=0.05)
     assert shares > 0.85
+
+
+def test_one_sample_alone_is_predicted(tmp_path):
+    """As docs/model.md has it; a row of numbers, and a flat image, were refused."""
+    x, y = load_digits(return_X_y=True)
+    table = Federation.from_arrays(x, y, 4, partition="iid", inputs=Inputs(scale=16))
+    square = Federation.from_arrays(x.reshape(-1, 1, 8, 8), y, 4, partition="iid", inputs=Inputs(scale=16))
+    for federation in (table, square):
+        overrides = {"train.rounds": 2, "train.clients_per_round": "all"}
+        run = train(overrides=overrides, federation=federation, out=tmp_path / f"{federation.train.x.ndim}")
+        found = run.predict_proba(x[:1])
+        for alone in (x[0], torch.from_numpy(x[0]), x[0].tolist()):
+            assert np.array_equal(run.predict_proba(alone), found)
+        with pytest.raises(RequestError, match=r"samples have shape \(63,\); the model was trained on"):
+            run.predict(x[0, :63])
+
+
+def test_a_torch_data_set_is_predicted_and_scored(trained, pictures):
+    labels = ("above", "below", "left")
+    files = [file for label in labels for file in sorted((pictures / label).glob("*.png"))]
+    pixels = np.stack([np.asarray(Image.open(file).resize((28, 28), Image.Resampling.BILINEAR)) for file in files])
+    x, y = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy()), torch.arange(90) // 30
+    for data in (TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True)):
+        assert trained.predict(data).tolist() == trained.predict(x).tolist(), "in order, whatever a loader does"
+    named = [(image, labels[int(label)]) for image, label in zip(x, y, strict=True)]
+    hits = np.mean(trained.predict(x) == [label for _, label in named])
+    assert trained.saved.evaluate(Named(named))["accuracy"] == pytest.approx(hits)
+
+
+class Named(Dataset):
+    """Pairs, as a torch data set."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, i):
+        return self.pairs[i]
 
 
 def test_an_image_file_has_the_shades_of_training(tmp_path):

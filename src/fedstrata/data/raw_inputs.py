@@ -23,6 +23,7 @@ from fedstrata.data.fitting import SampleForm
 from fedstrata.data.formats.arrays import standard_name
 from fedstrata.data.formats.images import SUFFIXES, Picture, pictures, read_images, size_of
 from fedstrata.data.formats.tabular import in_lines, open_parquet
+from fedstrata.data.items import is_data_set, read_dataset
 from fedstrata.data.preprocessing import Place, Preprocessing, as_words, at_row
 from fedstrata.data.reading import Label, read_features
 from fedstrata.data.unpacking import check_npz, most_bytes
@@ -47,6 +48,9 @@ def read_inputs(raw: Any, preprocessing: Preprocessing, form: SampleForm, label:
     """Read whatever holds samples of a form; `label` names the column of a table that holds their labels."""
     file = isinstance(raw, str | PathLike)
     found = _from_file(Path(raw), form, label) if file else _Found(raw)
+    if not preprocessing.columns and is_data_set(raw):
+        x, y = read_dataset(raw)
+        found = _Found(x, labels=y.tolist())
     if _lists_images(raw):
         found = _from_pictures([Picture(Files(Path(one).parent), Path(one).name) for one in raw], form, "the list")
     try:
@@ -94,7 +98,7 @@ def _as_trained(found: _Found, preprocessing: Preprocessing, form: SampleForm) -
     elif isinstance(samples, Mapping) or hasattr(samples, "columns"):
         raise RequestError(f"the model was trained on arrays of shape {form.shape}, not on a table with names")
     else:
-        x = form.fit(read_features(samples))
+        x = form.fit(read_features(samples, alone=True))
     if not len(x):
         raise RequestError("there are no samples")
     bad = (~x.flatten(1).isfinite().all(1)).nonzero().flatten().tolist() if x.is_floating_point() else []

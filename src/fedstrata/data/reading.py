@@ -61,8 +61,8 @@ def read_samples(
     return Samples(features, torch.from_numpy(codes), of), names
 
 
-def read_features(x: Any) -> Tensor:
-    """Read samples as one tensor, [n, ...]."""
+def read_features(x: Any, alone: bool = False) -> Tensor:
+    """Read samples as one tensor, [n, ...]; with `alone`, a single row of numbers is one sample."""
     if isinstance(x, Tensor):
         tensor = x.detach().cpu()
         tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
@@ -77,6 +77,8 @@ def read_features(x: Any) -> Tensor:
         tensor = _shared(array)
     if tensor.is_complex():
         raise RequestError("features must be real numbers")
+    if alone and tensor.ndim == 1 and len(tensor):
+        tensor = tensor[None]
     if tensor.ndim < 2:
         raise RequestError(f"samples must be arrays themselves, [n, ...]; got shape {tuple(tensor.shape)}")
     return tensor

@@ -61,7 +61,7 @@ class Predictor(ABC):
         ----------
         x
             Raw inputs: an array or tensor, a data frame or a mapping of columns, a file (CSV, Parquet, .npz, .npy), an
-            image, a list of images, or a folder of them.
+            image, a list of images, a folder of them, or a torch Dataset of pairs; one sample alone, too.
         model
             As in `module`.
 
