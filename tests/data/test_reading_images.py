@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,8 +52,17 @@ def test_sixteen_bits_are_refused():
 @pytest.mark.parametrize("content", [b"", b"not an image", encoded(pixels(3, 30, 30))[:-900]])
 def test_a_damaged_image_is_named(src, content):
     write(src / "a" / "bad.png", content)
-    with pytest.raises(RequestError, match=r"a/bad\.png: (this is not an image|the image is damaged)"):
+    named = re.escape(str(src / "a" / "bad.png"))
+    with pytest.raises(RequestError, match=rf"^{named}: (this is not an image|the image is damaged)"):
         read_images(pictures(Files(src)))
+
+
+def test_a_damaged_image_is_named_as_it_was_given(src, monkeypatch):
+    """`fedstrata predict RUN bad.png` began with ".: bad.png"."""
+    write(src / "bad.png", b"not an image")
+    monkeypatch.chdir(src)
+    with pytest.raises(RequestError, match=r"^bad\.png: this is not an image"):
+        read_images(pictures(Files(Path())))
 
 
 def test_pictures_leave_out_what_is_hidden(src):

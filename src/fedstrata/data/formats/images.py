@@ -171,7 +171,9 @@ def _naming(picture: Picture) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise RequestError(f"{picture.files.path}: {picture.name}: {error}") from None
+        place = picture.files.path
+        named = str(place / picture.name) if place.is_dir() else f"{place}: {picture.name}"
+        raise RequestError(f"{named}: {error}") from None
 
 
 def _room(shape: tuple[int, ...]) -> np.ndarray:
