@@ -118,7 +118,9 @@ class SavedModel:
             network.to("cpu", torch.float64 if torch.float64 in kinds else torch.float32)
             network.load_state_dict(self.tensors)
         except RuntimeError as error:
-            raise RequestError(f"{self.path} does not fit that model: {error}") from None
+            _, *wrong = str(error).split("\n\t")  # torch says what is wrong in lines of their own
+            why = "; ".join(line.strip().rstrip(".") for line in wrong) or str(error)
+            raise RequestError(f"{self.path} does not fit that model: {why}") from None
         return Classifier(network, info.preprocessing, self.classes).eval()
 
     def _built(self) -> nn.Module:
