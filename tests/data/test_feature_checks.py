@@ -52,6 +52,24 @@ def test_only_features_of_a_table_as_a_network_sees_them_are_looked_at():
     )
 
 
+def test_pixels_that_lost_their_type_are_told_of():
+    """uint8 is divided by 255; the same pixels as floats are not, and a run blamed its rate."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 1, 8, 8)).astype(np.float32)
+    y = np.arange(40) % 2
+    with pytest.warns(UserWarning, match=r"pixels go up to 255, as float32, .* give uint8, x / 255, or scale="):
+        raw = Federation.from_arrays(pixels, y, 2, partition="iid")
+    asked = {"train.rounds": 1, "train.clients_per_round": "all", "engine.workers": 1}
+    run = fedstrata.train(federation=raw, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), overrides=asked)
+    assert run.summary["remarks"][0].startswith("data: pixels go up to 255")
+    assert not any("train.lr" in remark for remark in run.summary["remarks"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x in (pixels / 255, (pixels - 128) / 50, pixels.astype(np.uint8), pixels.reshape(40, 1, 64)):
+            Federation.from_arrays(x, y, 2, partition="iid")
+        Federation.from_arrays(pixels, y, 2, partition="iid", scale="federated")
+        Federation.from_arrays(pixels, y, 2, partition="iid", inputs=Inputs(scale=255))
+
+
 def test_whoever_gives_such_arrays_is_warned_at_that_line_and_told_what_to_give():
     parts = wine()
     for give in (

@@ -23,10 +23,12 @@ FAR = 100.0  # from 1, or from each other: standardised features of real tables 
 
 
 def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str | None:
-    """Say which features of a table are far from 1, or from each other; None: none, or these are no such features.
+    """Say which features of a table are far from 1, or from each other, or that pixels are; None: none, or others.
 
     The size of a feature is its largest value, whatever its sign: rare ones, as of sparse counts, are not small.
     """
+    if x.ndim == 4 and x.shape[1] in (1, 3):
+        return _describe_pixels(x, inputs)
     if x.ndim != 2 or not len(x) or not x.is_floating_point() or inputs.mean is not None:
         return None
     low, high = x.aminmax(dim=0)
@@ -43,6 +45,19 @@ def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str 
     return (
         f"features are not on one scale near 1: values of {of[0]} go up to {largest:g}{beside}, and networks learn "
         f"badly from such; {REMEDY} brings each to mean 0 and deviation 1"
+    )
+
+
+def _describe_pixels(x: Tensor, inputs: Inputs) -> str | None:
+    """Say that pixels from 0 to 255 have lost the type by which they would be divided by 255."""
+    if not len(x) or not x.is_floating_point() or inputs.mean is not None:
+        return None
+    largest = x.max().item() / inputs.scale
+    if largest <= FAR:
+        return None
+    return (
+        f"pixels go up to {largest:g}, as {str(x.dtype).removeprefix('torch.')}, and networks learn badly from such; "
+        f"uint8 is divided by 255, floats are taken as they are: give uint8, x / 255, or {REMEDY}"
     )
 
 

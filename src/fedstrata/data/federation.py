@@ -177,7 +177,7 @@ class Federation:
 
     @cached_property
     def uneven_features(self) -> str | None:
-        """What is wrong with the sizes of a table's features, where networks learn badly from them."""
+        """What is wrong with the sizes of a table's features, or of pixels, where networks learn badly from them."""
         if self.unscaled is not None:  # not yet
             return None
         return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
