@@ -232,7 +232,9 @@ def test_data_frames_are_tables(tmp_path):
     path, _ = wine(tmp_path / "wine.csv")
     asked = QUICK | ALONE | {"data.name": "own", "data.path": str(path), "data.label": "kind"}
     run = train(overrides=asked, out=tmp_path / "run")
-    assert run.predict(pandas.read_csv(path)).tolist() == run.predict(path).tolist()
+    frame = pandas.read_csv(path)
+    assert run.predict(frame).tolist() == run.predict(path).tolist()
+    assert run.evaluate(frame) == run.evaluate(path) == run.evaluate(frame.drop(columns="kind"), frame["kind"])
 
 
 def _columns(path):
@@ -375,7 +377,15 @@ def test_a_torch_data_set_is_predicted_and_scored(trained, pictures):
         assert trained.predict(data).tolist() == trained.predict(x).tolist(), "in order, whatever a loader does"
     named = [(image, labels[int(label)]) for image, label in zip(x, y, strict=True)]
     hits = np.mean(trained.predict(x) == [label for _, label in named])
-    assert trained.saved.evaluate(Named(named))["accuracy"] == pytest.approx(hits)
+    scores = trained.evaluate(Named(named))
+    assert scores["accuracy"] == pytest.approx(hits)
+    assert scores == trained.evaluate(x, [label for _, label in named])
+    with pytest.raises(RequestError, match="have no labels to compare with; give them as y"):
+        trained.evaluate(x)
+    with pytest.raises(RequestError, match="90 samples but 3 labels"):
+        trained.evaluate(x, labels)
+    with pytest.raises(RequestError, match='"right" is no class of the model'):
+        trained.evaluate(x, ["right"] * 90)
 
 
 class Named(Dataset):

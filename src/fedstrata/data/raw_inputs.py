@@ -48,6 +48,8 @@ def read_inputs(raw: Any, preprocessing: Preprocessing, form: SampleForm, label:
     """Read whatever holds samples of a form; `label` names the column of a table that holds their labels."""
     file = isinstance(raw, str | PathLike)
     found = _from_file(Path(raw), form, label) if file else _Found(raw)
+    if preprocessing.columns and (isinstance(raw, Mapping) or hasattr(raw, "columns")):
+        found = _with_labels(raw, at_row, label)
     if not preprocessing.columns and is_data_set(raw):
         x, y = read_dataset(raw)
         found = _Found(x, labels=y.tolist())
@@ -142,7 +144,7 @@ def _from_file(path: Path, form: SampleForm, label: str | None) -> _Found:
     raise RequestError(f"{path} is not of a known kind; allowed: {KINDS}")
 
 
-def _with_labels(columns: dict[str, Any], place: Place, label: str | None) -> _Found:
+def _with_labels(columns: Any, place: Place, label: str | None) -> _Found:
     return _Found(columns, labels=columns.get("label" if label is None else label), place=place)
 
 

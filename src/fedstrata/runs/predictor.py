@@ -106,6 +106,44 @@ class Predictor(ABC):
         saved = self.saved
         return saved.probabilities(saved.inputs(x).x, model)
 
+    def evaluate(
+        self, x: Any, y: Any = None, label: str | None = None, model: nn.Module | None = None
+    ) -> dict[str, Any]:
+        """Score the model on samples whose labels are known, as `fedstrata evaluate` does.
+
+        Parameters
+        ----------
+        x
+            As in `predict`.
+        y
+            A label a sample; without it, `x` has them: in a column, as `y` of an .npz, as folders that are named by
+            class, or in the pairs of a torch Dataset.
+        label
+            The column of labels in a table, if not that of training.
+        model
+            As in `module`.
+
+        Returns
+        -------
+        dict
+            `samples`, `accuracy`, `balanced_accuracy`, `loss`, and `recall` by class.
+
+        Raises
+        ------
+        RequestError
+            If there are no labels, one is no class of the model, or the inputs do not fit it.
+
+        Examples
+        --------
+        >>> import fedstrata
+        >>> from sklearn.datasets import load_digits
+        >>> run = fedstrata.train(overrides={"train.rounds": 10, "data.partition": "iid"})
+        >>> scores = run.evaluate(load_digits().images[:, None], load_digits().target)
+        >>> scores["samples"], scores["accuracy"] > 0.8
+        (1797, True)
+        """
+        return self.saved.evaluate(x, model, label, y=y)
+
     def export(self, path: str | Path, kind: str | None = None, model: nn.Module | None = None) -> None:
         """Write the model for programs that do not know fedstrata.
 

@@ -6,7 +6,7 @@ import copy
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data.fitting import SampleForm
 from fedstrata.data.raw_inputs import RawInputs, class_indices, read_inputs
-from fedstrata.data.reading import Label
+from fedstrata.data.reading import Label, read_labels
 from fedstrata.runs.classifier import Classifier
 from fedstrata.server.metrics import accuracy, mean_recall, recalls
 
@@ -151,29 +151,38 @@ class SavedModel:
         model: nn.Module | None = None,
         label: str | None = None,
         say: Callable[[str], None] = lambda _: None,
+        y: Any = None,
     ) -> dict[str, Any]:
-        """Score the model on samples whose labels are known; `label` is as in `inputs`, `say` is told its notes."""
+        """Score the model on samples whose labels are known; `label` is as in `inputs`, `say` is told its notes.
+
+        `y` are the labels, where what holds the samples does not have them, or has others.
+        """
         table = bool(self.info.preprocessing.columns)
         if label is not None and not table:
             raise RequestError(f"--label = {label} names a column of a table; the model is of none: leave it out")
         held = self.inputs(raw, label)
         for note in held.notes:
             say(note)
+        if y is not None:
+            held = replace(held, labels=read_labels(y).tolist())
         if held.labels is None:
             column = label or self.info.columns.get("label", "label")
             named = f"a column {column}, or name another with --label COLUMN"
             wanted = named if table else "an .npz with y, or folders by class"
-            what = raw if isinstance(raw, str | Path) else "an array"
-            raise RequestError(f"{what} has no labels to compare with; give {wanted}")
-        y = class_indices(held.labels, self.classes, self.class_names)
+            if not isinstance(raw, str | Path):
+                raise RequestError("these samples have no labels to compare with; give them as y, one a sample")
+            raise RequestError(f"{raw} has no labels to compare with; give {wanted}")
+        if len(held.labels) != len(held):
+            raise RequestError(f"{len(held)} samples but {len(held.labels)} labels")
+        true = class_indices(held.labels, self.classes, self.class_names)
         logits = self.logits(held.x, model)
-        hits = logits.argmax(1).numpy() == y
-        recall = recalls(hits, y, len(self.classes))
+        hits = logits.argmax(1).numpy() == true
+        recall = recalls(hits, true, len(self.classes))
         return {
-            "samples": len(y),
+            "samples": len(true),
             "accuracy": accuracy(hits),
             "balanced_accuracy": mean_recall(recall),
-            "loss": float(cross_entropy(logits, torch.from_numpy(y))),
+            "loss": float(cross_entropy(logits, torch.from_numpy(true))),
             "recall": {str(label): share for label, share in zip(self.classes, recall, strict=True)},
         }
 
