@@ -40,7 +40,9 @@ STARTS += ["Federation.from_dataset", "Inspection", "Run"]
 
 def examples() -> dict[str, doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = [test for name, value in OBJECTS.items() for test in finder.find(value, name, globs={})]
+    inherited = [base for value in OBJECTS.values() if isinstance(value, type) for base in value.__mro__[1:]]
+    bases = {base.__name__: base for base in inherited if base.__module__.startswith("fedstrata")}
+    found = [test for name, value in (bases | OBJECTS).items() for test in finder.find(value, name, globs={})]
     return {test.name: test for test in found if test.examples}
 
 

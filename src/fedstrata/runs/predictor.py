@@ -79,7 +79,7 @@ class Predictor(ABC):
         --------
         >>> import fedstrata
         >>> from sklearn.datasets import load_digits
-        >>> run = fedstrata.train(overrides={"train.rounds": 3, "data.partition": "iid"})
+        >>> run = fedstrata.train(overrides={"train.rounds": 10, "data.partition": "iid"})
         >>> images = load_digits().images[:, None]
         >>> float((run.predict(images) == load_digits().target).mean()) > 0.8
         True
