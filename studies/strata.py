@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstrata.runs.compare.paired import difference
 from studies import strata_search, which_method
-from studies._grid import CONDITIONS, by_place, figure, read, wrapped
+from studies._grid import CONDITIONS, LONG_RUNS, by_place, figure, read, wrapped
 
 PAGE = Path(__file__).parent.parent / "docs" / "strata.md"
 TEXT = Path(__file__).parent / "strata.md"  # what stands around the tables
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(prog="python -m studies strata", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write docs/strata.md instead of printing it")
-    text = page(read(strata_search.STUDY), read(which_method.STUDY))
+    text = page(read(strata_search.STUDY), read(which_method.STUDY), read(strata_search.LONG_STUDY))
     if parser.parse_args(arguments).write:
         PAGE.write_text(text)
     else:
@@ -37,13 +37,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def page(search: Lines, grid: Lines) -> str:
+def page(search: Lines, grid: Lines, long: Lines) -> str:
     """Return the page: the text with its tables."""
     fresh = [line for line in grid if line["data"] not in strata_search.DATA]
     own = [line for line in grid if line["data"] in strata_search.DATA]
     tables = {
         "{product}": product_table(search),
         "{more}": more_table(search),
+        "{long}": long_table(long, strata_search.DATA),
+        "{long_fresh}": long_table(long, strata_search.FRESH),
         "{ordered}": gains(search, f"{BASE}+bias-aware", BASE, "client_updates"),
         "{ordered_fedavg}": gains(grid, "fedbss", "fedavg", "bytes"),
         "{fresh}": contrasts(fresh),
@@ -93,6 +95,29 @@ def gains(lines: Lines, row: str, less: str, by: str) -> str:
         f"{_gain(difference(ours, theirs))} points, better on {better} of {len(places)} federations and "
         f"{100 * worst:+.1f} on the worst ({where[0]}, {where[1]}, seed {where[2]})"
     )
+
+
+def long_table(lines: Lines, data: Sequence[str]) -> str:
+    """Return what corrections and server steps reach in 100 and in 200 rounds: means over data sets and seeds."""
+    own = [line for line in lines if line["data"] in data]
+    rows = [row.name for row in strata_search.in_long_runs() if any(line["row"] == row.name for line in own)]
+    known: dict[tuple[str, str], float] = {}
+    for condition in (c for c in LONG_RUNS if any(line["condition"] == c for line in own)):
+        for share, rounds in ((0.5, 100), (1.0, 200)):
+            for row in rows:
+                here = [line for line in own if (line["condition"], line["row"]) == (condition, row)]
+                known[condition.replace("200", str(rounds)), row] = fmean(figure(line, share) for line in here)
+    columns = list(dict.fromkeys(column for column, _ in known))
+    best = {c: max(known[c, row] for row in rows) for c in columns}
+    loss = {row: fmean(best[c] - known[c, row] for c in columns) for row in rows}
+    turned = [f"| | {' | '.join(rows)} |", f"|---|{'---:|' * len(rows)}"]
+    for column in columns:
+        cells = [
+            f"**{known[column, row]:.3f}**" if known[column, row] == best[column] else f"{known[column, row]:.3f}"
+            for row in rows
+        ]
+        turned.append(f"| {column} | {' | '.join(cells)} |")
+    return "\n".join([*turned, f"| loses | {' | '.join(f'{loss[row]:.3f}' for row in rows)} |"])
 
 
 def contrasts(grid: Lines) -> str:

@@ -73,6 +73,13 @@ def test_where_clients_train_often_they_train_freely_and_the_server_is_yogi(roun
     assert not long or "each client trains 40 times" in choose(now)[-1].why
 
 
+def test_with_adam_at_the_clients_long_runs_have_fedexp():
+    now = situation(TWO_LABELS, rounds=80, optimizer="adam")
+    assert kinds(now) == {"selector": "balanced-labels", "server_step": "fedexp"}
+    assert kinds(situation(ONE_LABEL, rounds=80, optimizer="adam")) == {"selector": "flips", "server_step": "fedexp"}
+    assert kinds(replace(now, rounds=79)) == {"selector": "balanced-labels", **AGREEING}  # as with SGD
+
+
 def test_hidden_counts_leave_clusters_that_are_found_under_masks():
     blind = Situation(clients=4, k=2, classes=4)
     assert kinds(blind) == {"selector": "flips", **AGREEING}

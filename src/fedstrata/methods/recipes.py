@@ -32,6 +32,8 @@ class Recipe:
         What the experiment sets stays as it is; what was chosen is written into the run's experiment file.
     needs
         What the server must be told of its clients for that, as in `needs` of a part.
+    version
+        Of `choose`, counted up when it chooses otherwise: stored figures of tables are those of one version.
 
     Examples
     --------
@@ -53,6 +55,7 @@ class Recipe:
     train: Mapping[str, Any] = field(default_factory=dict)
     choose: Choose | None = None
     needs: frozenset[str] = frozenset()
+    version: int = 1
 
     def __post_init__(self) -> None:
         for stage in self.stages:

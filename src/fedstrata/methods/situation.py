@@ -32,6 +32,8 @@ class Situation:
         Share of the reports that the experiment loses.
     rounds
         How many there will be at most; 0: not known.
+    optimizer
+        What clients train with.
     """
 
     clients: int
@@ -41,6 +43,7 @@ class Situation:
     wrong_labels: float | None = None
     stragglers: float = 0.0
     rounds: int = 0
+    optimizer: str = "sgd"
 
     @property
     def updates_each(self) -> float:

@@ -6,7 +6,8 @@ where reports are lost. Where clients hold one label each, nothing at a client c
 (FLIPS), and momentum at the server remembers what a round lacked. Wrong labels add FedBSS's order of samples.
 
 All that is a head start. Where every client trains many times, it is used up, and what held clients together holds them
-back: such runs have the same selection, plain clients, and Yogi at the server.
+back: such runs have the same selection, plain clients, and Yogi at the server. Updates that clients make with Adam stay
+long, and Yogi's steps are longer still: there it is FedExP again.
 
 `python -m studies strata_search` searched the product of the stages. FedPBS's selective pull and Terraform's second
 pass brought nothing there, and stand in no choice. docs/strata.md has the figures, on data of the search and others.
@@ -82,10 +83,10 @@ def _corrections(now: Situation) -> Iterator[StageChoice]:
 
 def _server_step(now: Situation) -> Iterator[StageChoice]:
     measured = _measured(now)
-    if _long(now):
+    if _long(now) and now.optimizer == "sgd":
         why = f"each client trains {now.updates_each:.0f} times: a step of its own for every weight goes further then"
         yield StageChoice("server_step", "yogi", why, measured)
-    elif _one_label(now):
+    elif _one_label(now) and not _long(now):
         why = f"{_say_held(now)}: momentum 0.7 remembers the labels that a round lacked"
         yield StageChoice("server_step", {"kind": "sgd", "momentum": 0.7}, why, measured)
     else:
@@ -99,4 +100,5 @@ STRATA = Recipe(
     {},
     choose=choose,
     needs=frozenset({"counts"}),
+    version=3,
 )

@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedstrata.config.tables import flatten
+from fedstrata.core import registry
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.registry import unknown_option
 from fedstrata.data.sets.base import DataSet
@@ -320,7 +321,11 @@ class PaperTable:
         source, request = self.asked
         condition = next(one.overrides for one in request.conditions if one.name == wanted.condition)
         row = next(one.overrides for one in request.variants if one.name == wanted.method)
-        settings = source, dict(condition), dict(row), wanted.seed
+        settings: tuple[Any, ...] = (source, dict(condition), dict(row), wanted.seed)
+        method = self.settings(wanted.condition, wanted.method).get("method.name", "fedavg")
+        recipe = registry.find("methods", method, "method.name")
+        if recipe.choose is not None:  # what it chooses is no setting of the file
+            settings = (*settings, recipe.version)
         return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

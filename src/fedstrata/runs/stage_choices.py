@@ -60,6 +60,7 @@ def measure(experiment: Experiment, federation: FederationInfo) -> Situation:
         wrong_labels=federation.wrong_labels,
         stragglers=experiment.system.stragglers.rate,
         rounds=experiment.train.rounds,
+        optimizer=next(iter(kinds_of(experiment.train.optimizer)), "sgd"),
     )
 
 
