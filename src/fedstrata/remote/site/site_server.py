@@ -38,6 +38,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, most_spent, noise_of
+from fedstrata.privacy.sums.fixed_point import TOO_LARGE, TooLargeError
 from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import act
@@ -131,6 +132,9 @@ class SiteServer:
                 reply = self._carry_out(request)
             except TOLD as error:
                 reply = self._refuse(error)
+            except TooLargeError as error:  # its words quote a number of the update
+                LOG.info("an update cannot be added up under masks: %s", error)
+                reply = self._refuse(RefusedError(TOO_LARGE))
             except Exception as error:
                 reply = self._refuse(hide_error(error))
             try:
