@@ -41,6 +41,7 @@ TRAIN = {
     "train.clients_per_round": "all",
     "engine.precision": "fp64",
 }
+WILD = {"train.rounds": 1, "train.lr": 1e4}
 SMOKES = {"aachen": ("no", "yes"), "bonn": ("no", "once"), "cologne": ("daily", "no", "yes")}
 
 
@@ -489,6 +490,27 @@ def test_a_site_that_names_its_labels_in_another_language_is_a_warning(tmp_path)
     (event,) = [event for event in run.events() if event["event"] == "warning"]
     said = "labels: site bonn: no other site has labels malato, sano; what is the same needs one name"
     assert describe_fault(event).why == said
+
+
+def test_a_column_called_as_numbers_of_patients_are_is_noted_by_name_alone(tmp_path):
+    folders = {site: tmp_path / site for site in SITES}
+    for at, (site, folder) in enumerate(folders.items()):
+        numbered = [{**row, "patient_id": str(1000 * at + i)} for i, row in enumerate(rows(site))]
+        write(folder / "train.csv", numbered[:30], (*COLUMNS, "patient_id"))
+        write(folder / "test.csv", numbered[30:], (*COLUMNS, "patient_id"))
+    run = at_sites(tmp_path / "run", hosts(folders))
+    (event,) = [event for event in run.events() if event["event"] == "warning"]
+    assert event["what"] == "column patient_id"
+    assert 'data.drop = ["patient_id"]' in event["why"]
+    run = at_sites(tmp_path / "dropped", hosts(folders, asked=lambda site: {"drop": ["patient_id"]}))
+    assert not [event for event in run.events() if event["event"] == "warning"]
+
+
+@pytest.mark.parametrize(("scale", "said"), [("none", True), ("per-client", False)])
+def test_training_that_goes_wrong_may_be_for_features_that_only_sites_see(tmp_path, scale, said):
+    raw = at_sites(tmp_path / "run", hosts(tables(tmp_path, gaps=False), asked=lambda site: {"scale": scale}), **WILD)
+    (event,) = [event for event in raw.events() if event["event"] == "training"][:1]
+    assert ('data.scale = "federated" at every site' in event["why"]) == said
 
 
 def units(*sites: np.ndarray):

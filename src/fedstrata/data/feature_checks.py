@@ -46,10 +46,16 @@ def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str 
     )
 
 
+def may_number_rows(columns: Sequence[Column]) -> list[str]:
+    """Return the columns of numbers that are called as numbers of rows or patients are."""
+    return [column.name for column in columns if column.values is None and ID.search(column.name)]
+
+
 def describe_ids(x: np.ndarray, split: Split, columns: Sequence[Column]) -> str | None:
     """Name the columns of numbers that look like numbers of rows or patients: by their name, and never twice."""
     starts = np.cumsum([0, *(column.width for column in columns)]).tolist()
-    asked = [(c.name, at) for c, at in zip(columns, starts, strict=False) if c.values is None and ID.search(c.name)]
+    called = may_number_rows(columns)
+    asked = [(c.name, at) for c, at in zip(columns, starts, strict=False) if c.name in called]
     rows = [split[client] for client in range(len(split))] if asked else []
     found = [name for name, at in asked if all(len(np.unique(x[own, at])) == len(own) for own in rows)]
     if not found:

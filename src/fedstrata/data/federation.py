@@ -178,9 +178,11 @@ class Federation:
     @cached_property
     def uneven_features(self) -> str | None:
         """What is wrong with the sizes of a table's features, where networks learn badly from them."""
-        if self.unscaled is not None:  # not yet
+        if self.unscaled is None:
+            return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
+        if self.unscaled != "none" or self.preprocessing.mean is not None:  # sites will find, or are given, a scale
             return None
-        return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
+        return describe_sizes(self.train.x.nan_to_num(0.0), self.inputs, self.preprocessing.features)
 
     @property
     def doubts(self) -> tuple[str, ...]:
