@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedstrata
+
 RUN = ["run", "--set", "data.name=own", "--set", "data.path=own.csv", "--set", "data.clients=3", "--out", "out"]
 RUN += ["--set", "data.partition=iid", "--set", "train.rounds=1", "--set", "train.clients_per_round=all"]
 
@@ -105,8 +107,14 @@ def test_a_column_that_is_filled_in_all_rows_is_told(cli):
         code, out, error = cli(command, "out", "new.csv")
         assert (code, error.splitlines()) == (0, notes)
         assert "note" not in out
+    for ask in (fedstrata.Run("out").predict, fedstrata.Run("out").predict_proba):
+        with pytest.warns(UserWarning, match="empty in all rows") as warned:
+            ask("new.csv")
+        assert [f"note: {each.message}" for each in warned] == notes
+        assert {each.filename for each in warned} == {__file__}
     Path("new.csv").write_text("age,ward\n,w\n1,\n")
     assert cli("predict", "out", "new.csv")[2] == ""
+    assert len(fedstrata.Run("out").predict("new.csv")) == 2
 
 
 def test_a_misspelt_column_is_recognised(cli):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import warnings
 from collections.abc import Sequence
-from types import FrameType
 
 import numpy as np
 from torch import Tensor
 
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
+from fedstrata.core.warn_caller import warn_caller
 from fedstrata.data.preprocessing import Column
 
 REMEDY = 'scale="federated" (data.scale of own data)'
@@ -67,9 +65,5 @@ def describe_ids(x: np.ndarray, split: Split, columns: Sequence[Column]) -> str 
 
 
 def warn_of_sizes(said: str) -> None:
-    """Warn whoever called the package, at that line."""
-    frame: FrameType | None = sys._getframe()
-    level = 1
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fedstrata."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(f'{said}; scale="none" leaves them so, and this unsaid', stacklevel=level)
+    """Warn whoever gives such features."""
+    warn_caller(f'{said}; scale="none" leaves them so, and this unsaid')
