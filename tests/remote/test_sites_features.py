@@ -492,6 +492,16 @@ def test_a_site_that_names_its_labels_in_another_language_is_a_warning(tmp_path)
     assert describe_fault(event).why == said
 
 
+def test_a_site_that_lacks_a_label_of_others_has_no_other_data_for_it(tmp_path):
+    folders = tables(tmp_path, gaps=False)
+    found = [row | ({"diagnosis": "unsure"} if i < 6 else {}) for i, row in enumerate(rows("cologne", gaps=False))]
+    write(folders["cologne"] / "train.csv", found[:30])
+    run = at_sites(tmp_path / "run", hosts(folders), **{"method.name": "flips"})
+    assert not [event for event in run.events() if event["event"] == "site_changed"]
+    (counts,) = [event["counts"] for event in run.events() if event["event"] == "clients"]
+    assert [row[1] for row in counts] == [0, 0, 6]
+
+
 def test_a_column_called_as_numbers_of_patients_are_is_noted_by_name_alone(tmp_path):
     folders = {site: tmp_path / site for site in SITES}
     for at, (site, folder) in enumerate(folders.items()):

@@ -181,7 +181,8 @@ class SiteServer:
             counts = self._guard.counts(federation, privacy.histogram_epsilon)
             self._about["counts"] = self._gate.policy.privacy.counts
         facts = Introduction.of(federation, privacy.labels == "none", counts)
-        facts = replace(facts, roll=self._guard.serial, roll_refused=refused)
+        present = self._load().fingerprint  # as `begin` tells it: class indices of a run make no other data of it
+        facts = replace(facts, fingerprint=present, roll=self._guard.serial, roll_refused=refused)
         return (to_json({"site": self.name, "protocol": PROTOCOL, **facts.dump()}),)
 
     def _run_of(self, told: Mapping[str, Any]) -> str:
