@@ -502,6 +502,29 @@ def test_a_site_that_lacks_a_label_of_others_has_no_other_data_for_it(tmp_path):
     assert [row[1] for row in counts] == [0, 0, 6]
 
 
+@pytest.mark.parametrize("wish", [{"method.name": "flips"}, {"privacy.labels": "prf", "privacy.aggregate": "masked"}])
+def test_a_site_may_hold_one_label_alone(tmp_path, wish):
+    folders = tables(tmp_path, gaps=False, count=60)
+    for part in ("train", "test"):
+        found = rows("cologne", gaps=False, count=60)[30:] if part == "test" else rows("cologne", gaps=False)[:30]
+        write(folders["cologne"] / f"{part}.csv", [row for row in found if row["diagnosis"] == "well"])
+    make(tmp_path / "keys", SITES)
+    run = at_sites(tmp_path / "run", hosts(folders, tmp_path / "keys"), tmp_path / "keys", **wish)
+    (start,) = [event for event in run.events() if event["event"] == "start"]
+    assert len(start["classes"]) == 2
+    troubles = ("site_refused", "site_changed", "dropped", "no_update")
+    assert not [event for event in run.events() if event["event"] in troubles]
+
+
+def test_sites_that_all_hold_the_same_label_have_nothing_to_tell_apart(tmp_path):
+    folders = tables(tmp_path, gaps=False)
+    for site, folder in folders.items():
+        write(folder / "train.csv", [row | {"diagnosis": "well"} for row in rows(site, gaps=False)])
+        write(folder / "test.csv", [row | {"diagnosis": "well"} for row in rows(site, gaps=False)])
+    with pytest.raises(RequestError, match="1 class; at least 2 are needed"):
+        at_sites(tmp_path / "run", hosts(folders))
+
+
 def test_a_column_called_as_numbers_of_patients_are_is_noted_by_name_alone(tmp_path):
     folders = {site: tmp_path / site for site in SITES}
     for at, (site, folder) in enumerate(folders.items()):
