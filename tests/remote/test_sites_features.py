@@ -573,7 +573,7 @@ def test_a_column_in_another_unit_at_a_site_is_found_and_patients_of_another_kin
     assert not units(kg[0])
 
 
-def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path):
+def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path, caplog):
     keys = tmp_path / "keys"
     make(keys, SITES)
     folders = tables(tmp_path)
@@ -587,3 +587,11 @@ def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path
     masked = {"privacy.aggregate": "masked"}
     hidden = at_sites(tmp_path / "masked", hosts(folders, keys), keys, **masked)
     assert not [event for event in hidden.events() if event["event"] == "warning"]
+    told = [record.getMessage() for record in caplog.records if "another unit" in record.getMessage()]
+    assert {line.split(":")[0] for line in told} == {"site aachen", "site cologne"}  # only they see it, and only theirs
+    assert all("column pressure: mean and deviation" in line for line in told)
+
+
+def test_sites_with_patients_of_different_kinds_are_not_asked_for_their_unit(tmp_path, caplog):
+    at_sites(tmp_path / "run", hosts(tables(tmp_path)))
+    assert not [record for record in caplog.records if "another unit" in record.getMessage()]

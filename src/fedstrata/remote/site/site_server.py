@@ -61,7 +61,7 @@ from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.site.chain import ChainSite
 from fedstrata.remote.site.client_state import StateOnDisk
 from fedstrata.remote.site.counts_asked import check_introduction, check_request
-from fedstrata.remote.site.features import on_the_scale
+from fedstrata.remote.site.features import describe_units, on_the_scale
 from fedstrata.remote.site.ledger import Ledger
 from fedstrata.remote.site.policy.gate import PolicyGate
 from fedstrata.remote.site.policy.rules import SitePolicy
@@ -207,6 +207,8 @@ class SiteServer:
         if self._session is not None and self._session.run == run:  # a server that went on from a checkpoint
             return (to_json({"data": present}),)
         federation = on_the_scale(self._guard.own(told), told.get("preprocessing"))
+        if (units := describe_units(federation)) is not None:  # to the owner alone
+            LOG.warning("site %s: %s", self.name, units)
         privacy, plan = experiment.privacy, self._build_plan(experiment, federation, len(told["sites"]))
         local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)
