@@ -97,6 +97,7 @@ def _kill_site(federation: Any, run: Any, whole: Run) -> str | None:
     events = done.events()
     missing = {e["round"] for e in events if e["event"] == "round" and 1 not in e["steps"][0]["clients"]}
     told = {e.get("round") for e in events if e["event"] in ("dropped", "site_refused", "no_update")}
+    told |= {e["round"] for e in events if e["event"] == "round" and e.get("refused")}
     away = [e for e in events if e["event"] == "site_away"]
     if done.summary["rounds"] != ROUNDS:
         return f"it ended after {done.summary['rounds']} rounds"

@@ -70,6 +70,7 @@ def _wrong(run: Path, given: Path, what: str) -> list[str]:
     events = Run.open(run).events()
     rounds = [event for event in events if event["event"] == "round"]
     quiet = {event["round"] for event in events if event["event"] in ("no_update", "site_refused", "dropped")}
+    quiet |= {event["round"] for event in rounds if event.get("refused")}
     heard = {event["round"]: sum(len(step["clients"]) for step in event["steps"]) for event in rounds}
     wrong = [f"{line} was given {times} times" for line, times in left.items() if times > 1]
     wrong += [] if [event["round"] for event in rounds] == [1, 2, 3] else ["rounds are missing"]

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedstrata
+from fedstrata.remote.site.source import source
+
 RUN = ["run", "--set", "data.name=own", "--set", "data.path=own.csv", "--set", "data.clients=3", "--out", "out"]
 RUN += ["--set", "data.partition=iid", "--set", "train.rounds=1", "--set", "train.clients_per_round=all"]
 
@@ -54,6 +57,14 @@ def test_wrong_input_is_one_line_and_nothing_is_written(cli, target, options, sa
     assert len(error.strip().splitlines()) == 1
     assert not out
     assert not Path("out").exists()
+
+
+def test_labels_that_are_all_one_are_refused_in_a_run_and_may_be_what_a_site_has(cli):
+    Path("own.csv").write_text("\n".join(["a,b,label", *["1,2,y", "3,4,y"] * 9]) + "\n")
+    code, _, error = cli(*RUN)
+    assert (code, error) == (2, "error: own.csv: all labels are y; at least 2 classes are needed\n")
+    assert not Path("out").exists()
+    assert source({"name": "own", "path": "own.csv"}, 0).classes == ("y",)
 
 
 def test_an_import_settles_what_becomes_of_the_columns(cli):
@@ -105,8 +116,14 @@ def test_a_column_that_is_filled_in_all_rows_is_told(cli):
         code, out, error = cli(command, "out", "new.csv")
         assert (code, error.splitlines()) == (0, notes)
         assert "note" not in out
+    for ask in (fedstrata.Run("out").predict, fedstrata.Run("out").predict_proba):
+        with pytest.warns(UserWarning, match="empty in all rows") as warned:
+            ask("new.csv")
+        assert [f"note: {each.message}" for each in warned] == notes
+        assert {each.filename for each in warned} == {__file__}
     Path("new.csv").write_text("age,ward\n,w\n1,\n")
     assert cli("predict", "out", "new.csv")[2] == ""
+    assert len(fedstrata.Run("out").predict("new.csv")) == 2
 
 
 def test_a_misspelt_column_is_recognised(cli):

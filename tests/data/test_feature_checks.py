@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import fedstrata
 from fedstrata import Federation, Inputs
 from fedstrata.data.feature_checks import describe_sizes
+from fedstrata.remote.site.source import source
 
 UNEVEN = "features are not on one scale near 1"
 
@@ -68,6 +69,24 @@ def test_pixels_that_lost_their_type_are_told_of():
             Federation.from_arrays(x, y, 2, partition="iid")
         Federation.from_arrays(pixels, y, 2, partition="iid", scale="federated")
         Federation.from_arrays(pixels, y, 2, partition="iid", inputs=Inputs(scale=255))
+
+
+@pytest.mark.parametrize(("scale", "said"), [("none", True), ("federated", False), ("per-client", False)])
+def test_a_site_whose_raw_features_stay_so_doubts_them(scale, said, tmp_path):
+    x, y = wine()[0]
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    doubts = source({"name": "own", "path": str(tmp_path / "own.npz"), "scale": scale}, 0).doubts
+    assert [UNEVEN in doubt for doubt in doubts] == [True] * said
+
+
+def test_a_site_s_own_table_is_looked_at_through_its_gaps(tmp_path):
+    rows = [f"{1000 + i},{'' if i == 3 else 0.1 * i},{'ill' if i % 2 else 'well'}" for i in range(20)]
+    (tmp_path / "own.csv").write_text("\n".join(["patient_id,dose,label", *rows]))
+    data = {"name": "own", "path": str(tmp_path / "own.csv"), "fill": "median"}
+    (ids,) = source(data, 0).doubts
+    assert ids.startswith("patient_id: every row has its own value")
+    sizes, _ = source(data | {"scale": "none"}, 0).doubts
+    assert "values of patient_id go up to 1019, those of dose up to 1.9" in sizes
 
 
 def test_whoever_gives_such_arrays_is_warned_at_that_line_and_told_what_to_give():

@@ -77,7 +77,6 @@ TESTED = {"test_x": [[1.0, 2.0], [3.0, 4.0]], "test_y": [0, 1]}
         ({"y": [[0, 1], [0, 0], [0, 1], [1, 0]]}, "labels must be one-dimensional"),
         ({"y": [[0, 1], [1, 0], [0, 1], [1, 0]]}, r"labels are one-hot, \[n, 2\]; .*argmax"),
         ({"y": [[1, 1], [1, 0], [0, 1], [1, 0]]}, "several labels a sample, .* multi-label"),
-        ({"y": [0, 0, 0, 0]}, "all labels are 0; at least 2 classes"),
         ({"y": [0.5, 1, 0, 1]}, "labels must be classes, but 0.5 is a quantity"),
         ({"y": [np.nan, 1, 0, 1]}, "1 labels are missing, the first at row 0"),
         ({"x": [[1, 2], [3, np.nan], [1, 2], [np.inf, 0]]}, "2 samples hold missing or infinite values, .* row 1"),

@@ -18,8 +18,8 @@ from fedstrata.privacy.frames import RefusedError, never
 from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.masked_sum import MaskedStep, StepSum
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protect import cut, flatten, protect_report, protect_update
-from fedstrata.privacy.sums.fixed_point import WIDE, Encoding
+from fedstrata.privacy.protect import cut, flatten, protect_report, protect_update, sum_figures
+from fedstrata.privacy.sums.fixed_point import NARROW, WIDE, Encoding
 from fedstrata.privacy.sums.secure_sum import Parties, in_memory
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.server.session import run_at_sites
@@ -89,6 +89,19 @@ def test_numbers_stay_at_the_client_where_its_own_noise_hides_the_update():
     assert np.isnan([hidden.loss, hidden.update_norm]).all()
     assert hidden.metrics == {}
     assert (hidden.client, hidden.samples) == (3, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("encoding", [NARROW, WIDE])
+@pytest.mark.parametrize("clients", [3, 5, 7, 10])
+def test_figures_of_any_size_cost_no_update(dtype, encoding, clients):
+    """What is cut off must fit as a number of the update's type: rounded to the nearest, it may lie above."""
+    report = Report(3, 7, loss=1e30, update_norm=2.5, aggregated={"update": torch.zeros(2, dtype=dtype)})
+    told = sum_figures(report, encoding.most(clients)).aggregated["figures"]
+    assert float(told[0]) == pytest.approx(encoding.most(clients), rel=1e-6)
+    assert float(told[1]) == 2.5
+    assert told.dtype == dtype
+    encoding.words(told, clients)
 
 
 # ---- the server's half -----------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ TRAIN = {
     "train.clients_per_round": "all",
     "engine.precision": "fp64",
 }
+WILD = {"train.rounds": 1, "train.lr": 1e4}
 SMOKES = {"aachen": ("no", "yes"), "bonn": ("no", "once"), "cologne": ("daily", "no", "yes")}
 
 
@@ -491,6 +492,60 @@ def test_a_site_that_names_its_labels_in_another_language_is_a_warning(tmp_path)
     assert describe_fault(event).why == said
 
 
+def test_a_site_that_lacks_a_label_of_others_has_no_other_data_for_it(tmp_path):
+    folders = tables(tmp_path, gaps=False)
+    found = [row | ({"diagnosis": "unsure"} if i < 6 else {}) for i, row in enumerate(rows("cologne", gaps=False))]
+    write(folders["cologne"] / "train.csv", found[:30])
+    run = at_sites(tmp_path / "run", hosts(folders), **{"method.name": "flips"})
+    assert not [event for event in run.events() if event["event"] == "site_changed"]
+    (counts,) = [event["counts"] for event in run.events() if event["event"] == "clients"]
+    assert [row[1] for row in counts] == [0, 0, 6]
+
+
+@pytest.mark.parametrize("wish", [{"method.name": "flips"}, {"privacy.labels": "prf", "privacy.aggregate": "masked"}])
+def test_a_site_may_hold_one_label_alone(tmp_path, wish):
+    folders = tables(tmp_path, gaps=False, count=60)
+    for part in ("train", "test"):
+        found = rows("cologne", gaps=False, count=60)[30:] if part == "test" else rows("cologne", gaps=False)[:30]
+        write(folders["cologne"] / f"{part}.csv", [row for row in found if row["diagnosis"] == "well"])
+    make(tmp_path / "keys", SITES)
+    run = at_sites(tmp_path / "run", hosts(folders, tmp_path / "keys"), tmp_path / "keys", **wish)
+    (start,) = [event for event in run.events() if event["event"] == "start"]
+    assert len(start["classes"]) == 2
+    troubles = ("site_refused", "site_changed", "dropped", "no_update")
+    assert not [event for event in run.events() if event["event"] in troubles]
+
+
+def test_sites_that_all_hold_the_same_label_have_nothing_to_tell_apart(tmp_path):
+    folders = tables(tmp_path, gaps=False)
+    for site, folder in folders.items():
+        write(folder / "train.csv", [row | {"diagnosis": "well"} for row in rows(site, gaps=False)])
+        write(folder / "test.csv", [row | {"diagnosis": "well"} for row in rows(site, gaps=False)])
+    with pytest.raises(RequestError, match="1 class; at least 2 are needed"):
+        at_sites(tmp_path / "run", hosts(folders))
+
+
+def test_a_column_called_as_numbers_of_patients_are_is_noted_by_name_alone(tmp_path):
+    folders = {site: tmp_path / site for site in SITES}
+    for at, (site, folder) in enumerate(folders.items()):
+        numbered = [{**row, "patient_id": str(1000 * at + i)} for i, row in enumerate(rows(site))]
+        write(folder / "train.csv", numbered[:30], (*COLUMNS, "patient_id"))
+        write(folder / "test.csv", numbered[30:], (*COLUMNS, "patient_id"))
+    run = at_sites(tmp_path / "run", hosts(folders))
+    (event,) = [event for event in run.events() if event["event"] == "warning"]
+    assert event["what"] == "column patient_id"
+    assert 'data.drop = ["patient_id"]' in event["why"]
+    run = at_sites(tmp_path / "dropped", hosts(folders, asked=lambda site: {"drop": ["patient_id"]}))
+    assert not [event for event in run.events() if event["event"] == "warning"]
+
+
+@pytest.mark.parametrize(("scale", "said"), [("none", True), ("per-client", False)])
+def test_training_that_goes_wrong_may_be_for_features_that_only_sites_see(tmp_path, scale, said):
+    raw = at_sites(tmp_path / "run", hosts(tables(tmp_path, gaps=False), asked=lambda site: {"scale": scale}), **WILD)
+    (event,) = [event for event in raw.events() if event["event"] == "training"][:1]
+    assert ('data.scale = "federated" at every site' in event["why"]) == said
+
+
 def units(*sites: np.ndarray):
     """Return which sites seem to have another unit, and the ratio, from what they say of one column."""
     sums = np.array([[len(own), own.sum()] for own in sites])
@@ -518,7 +573,7 @@ def test_a_column_in_another_unit_at_a_site_is_found_and_patients_of_another_kin
     assert not units(kg[0])
 
 
-def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path):
+def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path, caplog):
     keys = tmp_path / "keys"
     make(keys, SITES)
     folders = tables(tmp_path)
@@ -532,3 +587,11 @@ def test_another_unit_at_a_site_is_a_warning_where_sums_are_in_the_open(tmp_path
     masked = {"privacy.aggregate": "masked"}
     hidden = at_sites(tmp_path / "masked", hosts(folders, keys), keys, **masked)
     assert not [event for event in hidden.events() if event["event"] == "warning"]
+    told = [record.getMessage() for record in caplog.records if "another unit" in record.getMessage()]
+    assert {line.split(":")[0] for line in told} == {"site aachen", "site cologne"}  # only they see it, and only theirs
+    assert all("column pressure: mean and deviation" in line for line in told)
+
+
+def test_sites_with_patients_of_different_kinds_are_not_asked_for_their_unit(tmp_path, caplog):
+    at_sites(tmp_path / "run", hosts(tables(tmp_path)))
+    assert not [record for record in caplog.records if "another unit" in record.getMessage()]

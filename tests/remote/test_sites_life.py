@@ -110,7 +110,8 @@ def test_data_that_the_run_cannot_know_are_refused_with_the_sites_name(tmp_path)
     refusals = events(run, "site_refused")
     assert refusals
     assert all(e["site"] == "bonn" and "labels that the run does not know" in e["why"] for e in refusals)
-    assert [e["clients"] for e in events(run, "dropped")] == [[1], [1]]
+    assert [e["clients"] for e in events(run, "dropped")] == [[1]]
+    assert [e.get("refused") for e in events(run, "round")] == [None, None, {"bonn": 1}]
 
 
 class Leaving(Here):

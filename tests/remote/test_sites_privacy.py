@@ -19,6 +19,7 @@ from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.keys import make
 from fedstrata.methods.schedules.lots import Lots
 from fedstrata.privacy.labels.kept import OwnMap
+from fedstrata.privacy.sums.fixed_point import TOO_LARGE
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_refusal, build_reply, read_reply, split
 from fedstrata.remote.server.orders import RunControl
@@ -384,6 +385,16 @@ def test_batch_norms_of_sites_meet_under_masks(tmp_path, keys, method):
     assert {values.dtype for values in seen} == {torch.int64}
     spread = torch.stack([values.double().abs().mean() for values in seen]).median()
     assert spread > 2.0**60  # words under masks are spread over the whole range
+
+
+def test_an_update_too_large_for_a_sum_is_refused_with_what_to_do_and_without_its_numbers(tmp_path, keys, caplog):
+    wish = {"privacy.aggregate": "masked", "privacy.encoding.fraction": 28, "train.rounds": 1, "train.lr": 500.0}
+    run = away(keys, with_keys(keys, SMALL | wish), wish, tmp_path / "run")
+    told = {event["why"] for event in events(run, "site_refused")}
+    assert told == {TOO_LARGE}
+    assert {"data.scale", "train.lr"} <= set(re.findall(r"[a-z]+\.[a-z]+", TOO_LARGE))
+    assert events(run, "no_update")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_meeting_that_a_site_does_not_come_to_is_an_event(tmp_path, keys):

@@ -58,7 +58,10 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "
 
 
 def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
-    """Load the data set and deal it out; without `scaled`, features that others have a say in stay raw."""
+    """Load the data set and deal it out.
+
+    Without `scaled`, it is what a site has: features that others have a say in stay raw, and labels may all be one.
+    """
     data = experiment.data
     if data.name == GIVEN:
         raise RequestError(
@@ -69,6 +72,9 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
     arrays = expect_arrays(part, part.load())
     if data.samples is not None and "samples" not in registry.options("datasets", data.name, "data.name"):
         arrays = take_some(arrays, data.samples, data.name, experiment.train.seed)
+    if scaled and len(found := np.unique(arrays.y)) < 2:
+        where = getattr(part, "path", data.name)
+        raise RequestError(f"{where}: all labels are {', '.join(map(str, found))}; at least 2 classes are needed")
     pixels = arrays.x.dtype == np.uint8
     parts = assemble(
         arrays.x,
@@ -85,7 +91,7 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
         seed=experiment.train.seed,
         scaled=scaled,
     )
-    federation = Federation(**parts, name=data.name)
+    federation = Federation(**parts, name=data.name, alone=not scaled)
     noises = [make("noises", noise, f"data.noise.{i}") for i, noise in enumerate(data.noise or [])]
     noisy = federation.with_noise(noises, experiment.train.seed)
     if federation.unscaled is not None and noisy.train.x.data_ptr() != federation.train.x.data_ptr():

@@ -10,5 +10,5 @@ A round
     `compression`; random streams, `rng` and `counter_rng`; `events`. Messages as bytes: `wire`, `tensor_file`.
 What knows nothing of learning
     Bytes and files, `storage/`; this machine, `machine/`; what people and strangers get, `errors`, `plain_text`,
-    `html`, `web_limits`.
+    `html`, `web_limits`, `warn_caller`.
 """

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import warnings
 from collections.abc import Sequence
-from types import FrameType
 
 import numpy as np
 from torch import Tensor
 
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
+from fedstrata.core.warn_caller import warn_caller
 from fedstrata.data.preprocessing import Column
 
 REMEDY = 'scale="federated" (data.scale of own data)'
@@ -61,10 +59,16 @@ def _describe_pixels(x: Tensor, inputs: Inputs) -> str | None:
     )
 
 
+def may_number_rows(columns: Sequence[Column]) -> list[str]:
+    """Return the columns of numbers that are called as numbers of rows or patients are."""
+    return [column.name for column in columns if column.values is None and ID.search(column.name)]
+
+
 def describe_ids(x: np.ndarray, split: Split, columns: Sequence[Column]) -> str | None:
     """Name the columns of numbers that look like numbers of rows or patients: by their name, and never twice."""
     starts = np.cumsum([0, *(column.width for column in columns)]).tolist()
-    asked = [(c.name, at) for c, at in zip(columns, starts, strict=False) if c.values is None and ID.search(c.name)]
+    called = may_number_rows(columns)
+    asked = [(c.name, at) for c, at in zip(columns, starts, strict=False) if c.name in called]
     rows = [split[client] for client in range(len(split))] if asked else []
     found = [name for name, at in asked if all(len(np.unique(x[own, at])) == len(own) for own in rows)]
     if not found:
@@ -76,9 +80,5 @@ def describe_ids(x: np.ndarray, split: Split, columns: Sequence[Column]) -> str 
 
 
 def warn_of_sizes(said: str) -> None:
-    """Warn whoever called the package, at that line."""
-    frame: FrameType | None = sys._getframe()
-    level = 1
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fedstrata."):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(f'{said}; scale="none" leaves them so, and this unsaid', stacklevel=level)
+    """Warn whoever gives such features."""
+    warn_caller(f'{said}; scale="none" leaves them so, and this unsaid')

@@ -76,6 +76,8 @@ class Federation:
         How features are still to be scaled, together with those of other owners (a real site's). None: they are.
     names
         Of the clients, where they have any: owners of samples, groups of the partition `natural`.
+    alone
+        Whether these are the data of one owner among others (a real site's), who may hold one label only.
 
     Examples
     --------
@@ -109,6 +111,7 @@ class Federation:
     features_told: FeaturesTold | None = None
     unscaled: Scale | None = None
     names: tuple[str, ...] | None = None
+    alone: bool = False
     _now: tuple[int, Federation] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,8 @@ class Federation:
             self.speeds.shape == (len(self),) and np.isfinite(self.speeds).all() and (self.speeds > 0).all()
         ):
             raise RequestError(f"speeds must hold one number > 0 for each of the {len(self)} clients")
-        check_classes(self.classes)
+        if not self.alone:
+            check_classes(self.classes)
         if self.names is not None and (len(self.names) != len(self) or len(set(self.names)) < len(self)):
             raise RequestError(f"{len(self)} clients need as many different names; got {len(set(self.names))}")
 
@@ -178,9 +182,11 @@ class Federation:
     @cached_property
     def uneven_features(self) -> str | None:
         """What is wrong with the sizes of a table's features, or of pixels, where networks learn badly from them."""
-        if self.unscaled is not None:  # not yet
+        if self.unscaled is None:
+            return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
+        if self.unscaled != "none" or self.preprocessing.mean is not None:  # sites will find, or are given, a scale
             return None
-        return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
+        return describe_sizes(self.train.x.nan_to_num(0.0), self.inputs, self.preprocessing.features)
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ class RawInputs:
     names: Sequence[str]
     labels: Sequence[Any] | None = None
     notes: Sequence[str] = ()
+    filled: Sequence[str] = ()  # those of columns that hold nothing
 
     def __len__(self) -> int:
         return len(self.x)
@@ -60,7 +61,8 @@ def read_inputs(raw: Any, preprocessing: Preprocessing, form: SampleForm, label:
     except RequestError as error:
         raise RequestError(f"{raw}: {error}" if file else str(error)) from None
     names = [str(row) for row in range(len(x))] if found.names is None else found.names
-    return RawInputs(x, names, found.labels, [*found.notes, *_filled_wholly(found.samples, preprocessing)])
+    filled = _filled_wholly(found.samples, preprocessing)
+    return RawInputs(x, names, found.labels, [*found.notes, *filled], filled)
 
 
 def class_indices(labels: Sequence[Any], classes: Sequence[Label], names: Sequence[str] = ()) -> np.ndarray:

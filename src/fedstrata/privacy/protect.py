@@ -47,9 +47,16 @@ def sum_figures(report: Report, most: float) -> Report:
 
     They are for the log: one that is larger than the encoding holds is cut off there, and does not cost the update.
     """
-    told = [min(float(number), most) for number in (report.loss, report.update_norm)]
+    told = [report.loss, report.update_norm]
     figures = torch.tensor(told, dtype=report.aggregated["update"].dtype)
+    figures = figures.clamp(max=_not_above(most, figures.dtype))
     return fast_replace(hide_figures(report), aggregated={**report.aggregated, FIGURES: figures})
+
+
+def _not_above(most: float, dtype: torch.dtype) -> float:
+    """Return the largest number of a type that is not above `most`: rounded to the next one, it may be."""
+    rounded = torch.tensor(most, dtype=dtype)
+    return float(rounded if float(rounded) <= most else torch.nextafter(rounded, torch.zeros_like(rounded)))
 
 
 def hide_figures(report: Report) -> Report:

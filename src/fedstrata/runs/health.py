@@ -28,6 +28,10 @@ SKEWED = (
     "clients learn their own samples well, and those of others not: their labels are probably skewed; try a method "
     "that fedstrata inspect advises"
 )
+UNSEEN = (
+    '; features that are not on one scale do the same: each site says so of its own, and data.scale = "federated" at '
+    "every site mends it"
+)
 SEVERAL, MOST = 5, 20  # evaluations in a row that count as several: a tenth of all, within these
 ABOVE = 1.02  # times the loss of a guess: a model that has not begun to learn lies around it
 EXPLODED = 10.0  # times the loss of a guess
@@ -47,6 +51,13 @@ def ends_in_softmax(plan: Plan, federation: FederationInfo) -> bool:
     return bool((answers >= 0).all() and ((answers.sum(1) - 1).abs() < EXACT).all())
 
 
+def may_be_uneven(federation: FederationInfo) -> bool:
+    """Say whether nobody brings the features to one scale, as far as that shows without a look at them."""
+    x, done = federation.trial(), federation.preprocessing
+    scaled = done.mean is not None or done.per_client or federation.inputs.mean is not None
+    return x.ndim == 2 and x.is_floating_point() and not scaled
+
+
 class Diagnosis(NamedTuple):
     """What is wrong; the more severe, the higher."""
 
@@ -62,6 +73,7 @@ class Health:
     classes: int
     tests: int  # samples that models are scored on
     known: str = ""  # what explains all of it, and was seen before training: of the model, or of the features
+    beside: str = ""  # what may explain it as well as steps do, and cannot be seen from here
     told: Diagnosis | None = None
     _seen: list[dict[str, float]] = field(default_factory=list)
     _broken: bool = False  # whether a client's training was not finite
@@ -134,7 +146,8 @@ class Health:
             return f"the likely cause is {self.known}"
         rate = self._server_rate()
         if rate is None:
-            return f"the steps of clients are probably too long; try train.lr={smaller(self.experiment.train.lr):g}"
+            shorter = smaller(self.experiment.train.lr)
+            return f"the steps of clients are probably too long; try train.lr={shorter:g}{self.beside}"
         lower = 1.0 if self.experiment.method.server_step["kind"] == "sgd" else smaller(rate)
         return f"the steps of the server are probably too long; try method.server_step.lr={lower:g}"
 
@@ -142,7 +155,7 @@ class Health:
         if self.known:
             return f"the likely cause is {self.known}"
         larger = max(self.experiment.train.lr * FACTOR, SMALL)
-        return f"the steps of clients are probably too short; try train.lr={larger:g}"
+        return f"the steps of clients are probably too short; try train.lr={larger:g}{self.beside}"
 
 
 def smaller(rate: float) -> float:

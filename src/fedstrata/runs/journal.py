@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fedstrata.data.feature_checks import UNEVEN
 from fedstrata.runs.folder import Run
-from fedstrata.runs.health import PROBABILITIES, SOFTMAX, Health, ends_in_softmax
+from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, ends_in_softmax, may_be_uneven
 from fedstrata.runs.session import Session
 from fedstrata.runs.trackers.base import How
 from fedstrata.runs.tracking import Tracking
@@ -54,7 +54,8 @@ class Journal:
         looks = not session.hides_data and session.remote is None  # at data that are here and no secret
         self._doubts = federation.doubts if looks else ()
         known = PROBABILITIES if self._softmax else UNEVEN if looks and federation.uneven_features is not None else ""
-        self._health = Health(session.experiment, len(federation.classes), federation.tests, known)
+        beside = "" if looks or known or not may_be_uneven(federation) else UNSEEN
+        self._health = Health(session.experiment, len(federation.classes), federation.tests, known, beside)
         for event in folder.events():  # of a run that goes on
             self._health.see(event)
 

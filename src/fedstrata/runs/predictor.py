@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.warn_caller import warn_caller
 from fedstrata.data.reading import Label
 from fedstrata.runs.classifier import Classifier
 from fedstrata.runs.export import SUFFIXES, export
@@ -85,7 +86,7 @@ class Predictor(ABC):
         True
         """
         saved = self.saved
-        found: np.ndarray = np.array(saved.classes)[saved.logits(saved.inputs(x).x, model).argmax(1).numpy()]
+        found: np.ndarray = np.array(saved.classes)[saved.logits(_read(saved, x), model).argmax(1).numpy()]
         return found
 
     def predict_proba(self, x: Any, model: nn.Module | None = None) -> np.ndarray:
@@ -104,7 +105,7 @@ class Predictor(ABC):
             [samples, classes], in the order of `classes`.
         """
         saved = self.saved
-        return saved.probabilities(saved.inputs(x).x, model)
+        return saved.probabilities(_read(saved, x), model)
 
     def evaluate(
         self, x: Any, y: Any = None, label: str | None = None, model: nn.Module | None = None
@@ -166,3 +167,11 @@ class Predictor(ABC):
         if (chosen := kind or endings.get(Path(path).suffix)) not in SUFFIXES:
             raise RequestError(f"{path} does not say a kind; allowed: kind = {', '.join(SUFFIXES)}")
         export(self.saved, chosen, Path(path), model)
+
+
+def _read(saved: SavedModel, x: Any) -> Tensor:
+    """Read raw inputs; columns of which nothing is there are warned of."""
+    held = saved.inputs(x)
+    for note in held.filled:
+        warn_caller(note)
+    return held.x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -257,7 +257,7 @@ def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
         remarks.append(
             f"{sum(broken)} reports were dropped because training was not finite; try train.lr={smaller(lr):g}"
         )
-    remarks += _doubts(events)
+    remarks += [*_left_out(events), *_doubts(events)]
     scheduled = [event for event in events if event["event"] == "schedule"]
     if left_out := sum(event.get("lost", 0) for event in scheduled):
         entries = sum(event.get("entries", 0) for event in scheduled)
@@ -265,6 +265,23 @@ def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
         share = f"{left_out:,} of {entries:,} scheduled samples ({left_out / max(entries, left_out):.1%})"
         remarks.append(f"{share} were not trained on: {why}")
     return remarks
+
+
+def _left_out(events: list[dict[str, Any]]) -> list[str]:
+    """Name the sites that were left out more than once, in how many rounds, and why the last time."""
+    rounds, whys = defaultdict[str, set[int]](set), dict[str, Any]()
+    for event in events:
+        if event["event"] == "site_refused" and event.get("round"):
+            rounds[event["site"]].add(event["round"])
+            whys[event["site"]] = event.get("why")
+        elif event["event"] == "round":
+            for site in event.get("refused", ()):
+                rounds[site].add(event["round"])
+    return [
+        f"site {site} was left out in {len(told)} rounds: {whys[site]}"
+        for site, told in sorted(rounds.items())
+        if site in whys and len(told) > 1
+    ]
 
 
 def _doubts(events: list[dict[str, Any]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 from in_process_sites import SMALL
@@ -14,6 +15,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.deploy import state
 from fedstrata.deploy.site import client
 from fedstrata.remote.protocol import PendingError, PolicyError
+from fedstrata.remote.site import service
 from fedstrata.remote.site.policy.approvals import Approvals
 from fedstrata.remote.site.policy.audit import AuditLog, verify
 from fedstrata.remote.site.policy.gate import AUDIT, RUNS
@@ -137,3 +139,38 @@ def test_a_site_s_process_gets_its_resources_and_starts_apart_from_the_folder(mo
         client.on_demand(checked, Household(), state.of_site("a") / "site").answer(b"")
     assert started["command"][:2] == client.PROCESS[:2]
     assert (started["env"]["OMP_NUM_THREADS"], started["env"]["PYTHONSAFEPATH"]) == ("2", "1")
+
+
+def test_a_site_s_process_remarks_on_its_data_once_and_again_when_they_are_others(tmp_path):
+    table = tmp_path / "own.csv"
+    table.write_text("a,label\n1,x\n2,y\n")
+    here = client.FederationClient("a", "h:1", None, {"name": "own", "path": str(table)}, 0)
+    asked = []
+
+    class Household:
+        folder = state.of_site("a")
+
+        def start(self, name, command, log, env):
+            asked.append(json.loads(Path(command[-1]).read_text())["remarks"])
+            raise RequestError("enough")
+
+    site = client.on_demand(client.CheckedClient.of(here), Household(), tmp_path / "site")
+    for more in ("", "", "3,x\n", ""):
+        with table.open("a") as file:
+            file.write(more)
+        with pytest.raises(RequestError, match="enough"):
+            site.answer(b"request")
+    assert asked == [True, False, True, False]
+
+
+@pytest.mark.parametrize("remarks", [True, False])
+def test_what_a_site_s_process_remarks_goes_to_its_owner(remarks, tmp_path, monkeypatch, caplog):
+    table = tmp_path / "own.csv"
+    table.write_text("\n".join(["patient_id,dose,label", *(f"{i},{i % 3},{i % 2}" for i in range(20))]))
+    data = {"data": {"name": "own", "path": str(table)}}
+    config = {"site": "a", "server": "h:1", "folder": str(tmp_path), "policy": {}, "enclave": {}, "data": data}
+    monkeypatch.setattr(service, "serve", lambda answer, socket: None)
+    service.serve_site(config | {"socket": str(tmp_path / "s"), "remarks": remarks})
+    said = [record.getMessage() for record in caplog.records if "patient_id" in record.getMessage()]
+    assert len(said) == remarks
+    assert all(line.startswith("site a: patient_id: every row has its own value") for line in said)

@@ -108,6 +108,9 @@ def count_contributions(run: Run) -> dict[str, dict[str, Any]]:
                     row["rounds"] += 1
                     row["steps"] += taught.count(client)
                     row["last_round"] = event["round"]
+            for name, times in event.get("refused", {}).items():  # those that were not said again
+                if name in given:
+                    given[name]["refused"] += times
     return given
 
 

@@ -247,10 +247,12 @@ class EndedError(FedstrataError):
 def on_demand(client: CheckedClient, household: Household, socket: Path) -> SiteOnDemand:
     """Return what starts the process that holds the data whenever it is needed, and asks it."""
     around = {**flower.environment(household.folder), **client.env}
+    remarked: list[Any] = []  # the data of which the process has said what it thinks
 
     def start() -> subprocess.Popen[bytes]:
-        config = socket.with_name("config.json")
-        config.write_text(json.dumps(client.config(socket)))
+        config, files = socket.with_name("config.json"), look_at(client.files)
+        config.write_text(json.dumps(client.config(socket) | {"remarks": [files] != remarked}))
+        remarked[:] = [files]
         return household.start(SITE, [*client.process, str(config)], None, around)
 
     return SiteOnDemand(start, socket, lambda: household.drop(SITE), client.rest, lambda: look_at(client.files))

@@ -15,6 +15,11 @@ import torch
 
 from fedstrata.core.errors import FedstrataError, RequestError
 
+TOO_LARGE = (  # what a client says of it to others: the number is its own
+    "a number to be added up under masks is too large for privacy.encoding, or is none; features on one scale "
+    "(data.scale, at every site) and a smaller train.lr keep numbers small; more bits and a smaller fraction take "
+    "larger ones"
+)
 CHUNK = 1 << 14  # numbers that are worked on at once: they stay in the cache
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +22,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.events import Log, describe_fault
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
+from fedstrata.data.feature_checks import may_number_rows
 from fedstrata.data.federation import Federation
 from fedstrata.data.formats.tabular import some
 from fedstrata.methods.selectors.flips import Flips
@@ -115,6 +117,7 @@ class SiteClients:
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
         self._warn_of_labels()
+        self._warn_of_columns(federation)
         federation = self._with_features(federation)
         site_registry.welcome = lambda name: self._welcome(name, federation)
         self.known = federation
@@ -127,6 +130,13 @@ class SiteClients:
                 f"no other site has {some([str(label) for label in labels], 'label')}; what is the same needs one name"
             )
             self._asking.note("warning", what="labels", site=name, why=f"site {name}: {why}")
+
+    def _warn_of_columns(self, federation: RemoteFederation) -> None:
+        """Note columns that are called as numbers of rows are: whether they are, only sites see."""
+        if names := [] if self.resumed else may_number_rows(federation.preprocessing.columns):
+            drop = json.dumps(names, ensure_ascii=False)
+            why = f"rows or patients are numbered by such names; if so, leave out at every site: data.drop = {drop}"
+            self._asking.note("warning", what=some(names, "column"), why=why)
 
     def _with_features(self, federation: RemoteFederation) -> RemoteFederation:
         """Let sites agree on how their features are scaled, or take what was agreed on when the run began."""

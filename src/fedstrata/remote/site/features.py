@@ -16,6 +16,7 @@ import torch
 from fedstrata.core.errors import RequestError
 from fedstrata.data.columns import lacking, rearrange
 from fedstrata.data.federation import Federation
+from fedstrata.data.formats.tabular import some
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Samples
 from fedstrata.data.scaling import answers, median_places, scale_samples
@@ -30,6 +31,8 @@ from fedstrata.remote.site.policy.gate import MOST
 
 if TYPE_CHECKING:
     from fedstrata.remote.site.privacy import SitePrivacy
+
+FAR, FEW = 10.0, 8  # how much smaller a column is here where a unit is another one; of fewer samples nobody knows
 
 
 class SiteFeatures:
@@ -89,6 +92,27 @@ def on_the_scale(federation: Federation, told: str | None) -> Federation:
     raw = raw_in_order(federation, done)
     (train, test), inputs = scale_samples([(raw.train, raw.train_split), (raw.test, raw.test_split)], done)
     return replace(raw, train=train, test=test, inputs=inputs, preprocessing=done, unscaled=None)
+
+
+def describe_units(federation: Federation) -> str | None:
+    """Name columns of numbers that are small here, and vary little, beside all sites: one of them has another unit.
+
+    Only a site can see that where sums are masked; it looks at its own data as a run scales them.
+    """
+    done = federation.preprocessing
+    if not done.columns or done.mean is None or done.std is None or len(federation.train_split[0]) < FEW:
+        return None
+    own = federation.train.x[federation.train_split[0]].double()
+    spread, mean = own.std(0).tolist(), (own.mean(0) * torch.tensor(done.std) + torch.tensor(done.mean)).tolist()
+    starts = np.cumsum([0, *(column.width for column in done.columns)]).tolist()
+    numbers = [(column.name, at) for column, at in zip(done.columns, starts, strict=False) if column.values is None]
+    small = [name for name, at in numbers if 0 < spread[at] < 1 / FAR]
+    if not (odd := [name for name, at in numbers if name in small and 0 < mean[at] / (done.mean[at] or 1) < 1 / FAR]):
+        return None
+    return (
+        f"{some(odd)}: mean and deviation of values here are less than a {FAR:.0f}th of those over all sites; some "
+        "site may have another unit"
+    )
 
 
 def raw_in_order(federation: Federation, known: Preprocessing) -> Federation:

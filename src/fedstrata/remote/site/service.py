@@ -24,6 +24,8 @@ from fedstrata.remote.site.process_state import StatedAnswer
 from fedstrata.remote.site.site_server import SiteServer
 from fedstrata.remote.site.source import source
 
+LOG = logging.getLogger(__name__)
+
 
 def serve_site(config: Mapping[str, Any]) -> None:
     """Serve until ended."""
@@ -37,10 +39,12 @@ def serve_site(config: Mapping[str, Any]) -> None:
     def load() -> Federation:
         return source(table["data"], int(table.get("seed", 0)), part)
 
-    load()  # what is wrong with it should be said now
+    doubts = load().doubts if config["remarks"] else ()  # what is wrong with it should be said now
     folder = None if config.get("state") is None else Path(config["state"])
     if folder is not None:
         log_to(folder / FILE, site=config["site"], server=config["server"])
+    for doubt in doubts:  # to the owner alone: it quotes values
+        LOG.warning("site %s: %s; every site has to do the same", config["site"], doubt)
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]), kept=folder)
     site = SiteServer(config["site"], load, credentials, folder, policy, EnclaveChoice(**config["enclave"]))
     serve(StatedAnswer(with_stream(site.answer, policy.check_server), site.state), Path(config["socket"]))

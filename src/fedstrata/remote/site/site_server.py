@@ -38,6 +38,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, most_spent, noise_of
+from fedstrata.privacy.sums.fixed_point import TOO_LARGE, TooLargeError
 from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import act
@@ -60,7 +61,7 @@ from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.site.chain import ChainSite
 from fedstrata.remote.site.client_state import StateOnDisk
 from fedstrata.remote.site.counts_asked import check_introduction, check_request
-from fedstrata.remote.site.features import on_the_scale
+from fedstrata.remote.site.features import describe_units, on_the_scale
 from fedstrata.remote.site.ledger import Ledger
 from fedstrata.remote.site.policy.gate import PolicyGate
 from fedstrata.remote.site.policy.rules import SitePolicy
@@ -131,6 +132,9 @@ class SiteServer:
                 reply = self._carry_out(request)
             except TOLD as error:
                 reply = self._refuse(error)
+            except TooLargeError as error:  # its words quote a number of the update
+                LOG.info("an update cannot be added up under masks: %s", error)
+                reply = self._refuse(RefusedError(TOO_LARGE))
             except Exception as error:
                 reply = self._refuse(hide_error(error))
             try:
@@ -177,7 +181,8 @@ class SiteServer:
             counts = self._guard.counts(federation, privacy.histogram_epsilon)
             self._about["counts"] = self._gate.policy.privacy.counts
         facts = Introduction.of(federation, privacy.labels == "none", counts)
-        facts = replace(facts, roll=self._guard.serial, roll_refused=refused)
+        present = self._load().fingerprint  # as `begin` tells it: class indices of a run make no other data of it
+        facts = replace(facts, fingerprint=present, roll=self._guard.serial, roll_refused=refused)
         return (to_json({"site": self.name, "protocol": PROTOCOL, **facts.dump()}),)
 
     def _run_of(self, told: Mapping[str, Any]) -> str:
@@ -202,6 +207,8 @@ class SiteServer:
         if self._session is not None and self._session.run == run:  # a server that went on from a checkpoint
             return (to_json({"data": present}),)
         federation = on_the_scale(self._guard.own(told), told.get("preprocessing"))
+        if (units := describe_units(federation)) is not None:  # to the owner alone
+            LOG.warning("site %s: %s", self.name, units)
         privacy, plan = experiment.privacy, self._build_plan(experiment, federation, len(told["sites"]))
         local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)
