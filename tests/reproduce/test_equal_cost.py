@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 from paper_tables import TEXT
 
+from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
+from fedstrata.methods.strata import STRATA
 from fedstrata.reproduce.equal_cost import accuracy_at, at_equal_costs
 from fedstrata.reproduce.overview import Judged
 from fedstrata.reproduce.pages import markdown_pages
 from fedstrata.reproduce.results import Results
-from fedstrata.reproduce.show import describe
+from fedstrata.reproduce.show import describe, why_not_counted
 from fedstrata.reproduce.table import Wanted, read_table
 from fedstrata.reproduce.verdict import BETTER, NOT_INFERIOR, OPEN, judge
 
@@ -112,7 +114,28 @@ def test_pages_count_the_papers_on_which_ours_is_not_behind(tmp_path, data, coun
     index = markdown_pages(judged)["README.md"]
     (line,) = [line for line in index.splitlines() if line.startswith("| X1 | fedprox |")]
     assert line.count(NOT_INFERIOR) == 3
-    assert f"was not searched on: for {counted} of 5 papers" in " ".join(index.split())
+    assert f"on every table so far that counts: for {counted} of 5 papers" in " ".join(index.split())
+
+
+def test_runs_of_a_recipe_that_chooses_otherwise_since_do_not_count_and_are_told_of(tmp_path, monkeypatch):
+    table = replace(TABLE, experiment={**TABLE.experiment, "data": {"clients": 5, "name": "covtype"}})
+    ours = table.beside("strata")
+    keep(tmp_path, ours, lambda seed: entry(), "X1-with-strata.json")
+    assert len(Results(ours, tmp_path).runs) == 12
+    monkeypatch.setattr(registry, "find", lambda *_: replace(STRATA, version=STRATA.version + 1))
+    stale = Results(ours, tmp_path)
+    assert (len(stale.runs), stale.outdated) == (0, 12)
+    judged = {ours.id: Judged(stale, judge({ours.id: stale})[ours.id])}
+    said = " ".join(markdown_pages(judged)["README.md"].split())
+    assert "| X1 | not run with its present choices; 12 runs of earlier ones do not count |" in said
+    assert "that counts: for 0 of 5 papers" in said
+
+
+def test_a_table_for_which_ours_was_changed_does_not_count():
+    seen = replace(TABLE, id="T1", experiment={**TABLE.experiment, "data": {"clients": 5, "name": "covtype"}})
+    assert why_not_counted(seen.beside("strata")) == "strata was changed after its first figures here"
+    assert why_not_counted(seen) is None
+    assert why_not_counted(seen.beside("feddyn")) is None
 
 
 def test_a_table_that_holds_no_method_against_others_has_no_place_for_ours():

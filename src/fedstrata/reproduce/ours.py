@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from fedstrata.reproduce.equal_cost import PRICES, at_equal_costs
 from fedstrata.reproduce.overview import Judged
-from fedstrata.reproduce.show import OURS, contrast_so_far, was_searched, write_contrast
+from fedstrata.reproduce.show import OURS, contrast_so_far, why_not_counted, write_contrast
 from fedstrata.reproduce.table import PAPERS
 from fedstrata.reproduce.verdict import passes
 
@@ -24,7 +24,11 @@ def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
     won: dict[str, list[bool]] = {}  # by paper, of every table that counts
     for own in found:
         table, costs = own.results.table, list(at_equal_costs(own.results))
-        counts = not was_searched(table)
+        counts = why_not_counted(table) is None
+        if not own.results.own_runs:
+            said = f"not run with its present choices; {own.results.outdated} runs of earlier ones do not count"
+            yield f"| {table.base.id if table.base else table.id} | {said} | - | {'- | ' * len(PRICES)}- |"
+            continue
         cells = [f"{contrast_so_far(own.results, own.verdict.contrast)}: {own.verdict.word}"]
         cells += [f"{'-' if one.mean is None else write_contrast(one)}: {one.word}" for one in costs]
         base = table.base or table
@@ -32,5 +36,5 @@ def beside_papers(judged: Mapping[str, Judged]) -> Iterator[str]:
         if counts:
             words = own.verdict.word, *(one.word for one in costs)
             won.setdefault(table.paper, []).append(all(map(passes, words)))
-    yield "\nBetter or not inferior in all three ways, on every table so far whose data it was not searched on: for"
+    yield "\nBetter or not inferior in all three ways, on every table so far that counts: for"
     yield f"{sum(map(all, won.values()))} of {len(PAPERS)} papers.\n"

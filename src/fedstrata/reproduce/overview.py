@@ -50,7 +50,10 @@ class Judged:
 
 
 def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str, Judged]:
-    """Read all results and judge them, a paper at a time; other readings only where some of their runs were made."""
+    """Read all results and judge them, a paper at a time; other readings only where some of their runs were made.
+
+    Runs of a method beside a table that it would not make so any more are told of, and count for nothing.
+    """
     results: dict[str, Results] = {}
     for name, table in all_tables().items():
         if table.paper not in papers:
@@ -59,7 +62,7 @@ def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str
         read = [table.read_as(reading) for reading in table.readings]
         others = [Results(one, folder) for one in read]
         others += [Results(one.beside(m), folder) for one in (table, *read) for m in methods_beside(one, folder)]
-        results |= {own.table.id: own for own in others if own.own_runs}
+        results |= {own.table.id: own for own in others if own.own_runs or (own.table.base and own.outdated)}
     verdicts: dict[str, Verdict] = {}
     for paper in papers:
         verdicts |= judge({name: own for name, own in results.items() if own.table.paper == paper})

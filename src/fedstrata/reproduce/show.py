@@ -25,6 +25,7 @@ from fedstrata.runs.metrics import Metric
 SHOWN = ("data.", "model.", "train.", "system.")  # sections of a file that `show` repeats
 OURS = "strata"  # the method of ours that is run beside the papers' tables
 SEARCHED = ("digits", "fashion-mnist")  # data on which the stages of strata were searched
+SEEN = ("T1",)  # tables after whose first figures its choices were changed (docs/strata.md)
 
 
 def grids_of(results: Results) -> Iterator[tuple[str, Grid]]:
@@ -194,8 +195,8 @@ def _costs(results: Results) -> list[str]:
         return []
     known = [found for found in at_equal_costs(results) if found.share is not None]
     said = [_at_equal_cost(found, table.method, table.base.method) for found in known]
-    if was_searched(table):
-        said.append(f"{table.method} was searched on {' and '.join(table.data)}: this does not count")
+    if (why := why_not_counted(table)) is not None:
+        said.append(f"{why}: this does not count")
     return said
 
 
@@ -206,9 +207,13 @@ def _at_equal_cost(found: AtEqualCost, ours: str, theirs: str) -> str:
     return f"{took}; at as many: {write_contrast(found)} in the mean of the last ten evaluations, {found.word}"
 
 
-def was_searched(table: PaperTable) -> bool:
-    """Say whether a method was searched on the data of a table, which then do not count."""
-    return table.method == OURS and set(table.data) <= set(SEARCHED)
+def why_not_counted(table: PaperTable) -> str | None:
+    """Say why a table is no test of a method: it was searched on its data, or changed because of it; None: it is."""
+    if table.method != OURS:
+        return None
+    if set(table.data) <= set(SEARCHED):
+        return f"{OURS} was searched on {' and '.join(table.data)}"
+    return f"{OURS} was changed after its first figures here" if table.file_id in SEEN else None
 
 
 def state_of(results: Results) -> str:
