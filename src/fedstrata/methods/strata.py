@@ -95,7 +95,7 @@ def _server_step(now: Situation) -> Iterator[StageChoice]:
 
 
 STRATA = Recipe(
-    "Selection, samples, correction and server step, chosen by skew, noise, participation and stragglers.",
+    "Selection, samples, correction and server step, chosen by skew, noise, participation, stragglers and length.",
     "ours, after FLIPS and FedBSS",
     {},
     choose=choose,
