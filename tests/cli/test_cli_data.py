@@ -242,6 +242,20 @@ def test_imported_data_runs(cli, folder):
     assert json.loads(out)["client_updates"] == 3
 
 
+def test_an_import_says_how_it_is_used_and_what_it_replaces(cli, tmp_path):
+    for number in (1, 2):
+        np.savez(f"{number}.npz", x=np.ones((10, 2)), y=np.arange(10) % 2)
+    code, out, err = cli("data", "import", "mine", "1.npz")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == 'use it with data.name = "own", data.path = "mine"'
+    code, _, err = cli("data", "import", "mine", "2.npz")
+    assert code == 0
+    assert err.startswith(f"note: mine was imported before, from {tmp_path / '1.npz'}, and is replaced: ")
+    code, _, err = cli("run", "--set", "data.name=mine")
+    assert code == 2
+    assert err == 'error: data.name = "mine" names imported data: write data.name = "own", data.path = "mine"\n'
+
+
 def test_an_import_that_fails_stores_nothing(cli, folder):
     Path("t.csv").write_text("a,kind\n1,0\n2,1\n")
     code, _, err = cli("data", "import", "t", "t.csv")

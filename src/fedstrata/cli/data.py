@@ -130,7 +130,7 @@ def import_(
     from fedstrata.core import registry
     from fedstrata.data import catalog
     from fedstrata.data.preprocessing import is_number
-    from fedstrata.data.sets.own import keep
+    from fedstrata.data.sets.own import keep, source_of
 
     options: dict[str, Any] = {
         "path": str(path),
@@ -143,8 +143,14 @@ def import_(
     options |= {"test": test, "test_path": None if test_path is None else str(test_path)}
     options |= {"fill": fill if fill is None or not is_number(fill) else float(fill)}
     with _stopping():
+        before = source_of(name)
         kept = keep(name, registry.build("datasets", "own", options, "data"))
+    if before is not None:
+        told = f"{name} was imported before, from {before}, and is replaced: runs on other data under that name cannot"
+        print(f"note: {told} be resumed", file=sys.stderr)
     _tell(catalog.row(kept.name), as_json)
+    if not as_json:
+        print(f'use it with data.name = "own", data.path = "{name}"')
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from fedstrata.config import tables
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.data.sets.base import DataSet
+from fedstrata.data.sets.own import imported_names
 
 GIVEN = "given"  # data or model handed over from Python
 
@@ -60,6 +61,8 @@ def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     own = {field: getattr(section, field) for field in type(section).model_fields}
     name: str = own["name"]
     given = name == GIVEN
+    if key == "data" and name not in registry.names(stage) and name in imported_names():
+        raise RequestError(f'data.name = "{name}" names imported data: write data.name = "own", data.path = "{name}"')
     known = set() if given else registry.options(stage, name, f"{key}.name")
     options = own_options(section, known)
     for option in options:

@@ -197,10 +197,20 @@ class Own(DataSet):
         raise RequestError(f"{path} is not of a known kind; allowed: .npz, .csv, .tsv, .parquet, or a folder of images")
 
     def _nowhere(self) -> RequestError:
-        imported = [name.removeprefix(KEY) for name in store.names() if name.startswith(KEY)]
+        imported = imported_names()
         if not imported or "/" in self.path or Path(self.path).suffix in (".npz", *TABLES):
             return RequestError(f'data.path = "{self.path}" does not exist, and no data was imported under that name')
         return unknown_name("data.path", self.path, imported)
+
+
+def imported_names() -> list[str]:
+    """Return the names under which own data were imported."""
+    return [name.removeprefix(KEY) for name in store.names() if name.startswith(KEY)]
+
+
+def source_of(name: str) -> str | None:
+    """Return where the data came from that were imported under a name; None: there are none."""
+    return store.about(KEY + name).get("source")
 
 
 def keep(name: str, own: Own) -> Path:
