@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,8 @@ def test_pages_and_rules_are_what_the_stored_runs_say():
     again = "; write them anew: python -m studies which_method --write; python -m studies strata --write"
     assert which_method.PAGE.read_text() == which_method.page(grid), again
     assert json.loads(which_method.RULES.read_text()) == which_method.fitted_rules(grid), again
-    assert strata.PAGE.read_text() == strata.page(_grid.read(strata_search.STUDY), grid), again
+    search, long = _grid.read(strata_search.STUDY), _grid.read(strata_search.LONG_STUDY)
+    assert strata.PAGE.read_text() == strata.page(search, grid, long), again
 
 
 def test_the_page_of_server_rates_is_what_the_stored_runs_say():
@@ -72,7 +74,7 @@ def test_server_steps_with_a_rate_of_their_own_do_not_collapse_on_any_data_set(k
 
 def test_a_study_runs_what_is_missing_once(monkeypatch, tmp_path):
     monkeypatch.setattr(_grid, "RESULTS", tmp_path)
-    monkeypatch.setattr(_grid, "UPDATES", 20)
+    monkeypatch.setitem(_grid.ALL, "1 label", replace(_grid.ALL["1 label"], updates=20))
     rows = [row for row in which_method.rows() if row.name in ("fedavg", "flips", "strata")]
     for _ in range(2):
         _grid.run_missing("tiny", ["digits"], ["1 label"], rows, [0])
