@@ -101,7 +101,13 @@ def test_the_edge_of_the_grid_is_remarked_and_the_middle_is_not():
     said = [remark for remark in flip().remarks if "edge" in remark]
     text = "fedavg: train.lr = 2, the best, is at the edge of what was tried, 1e-09 to 2; more beyond it may be better"
     assert said == [text]
-    assert not [r for r in flip("d", tune={"train.lr": [0.1, 2.0, 3.0]}).remarks if "edge" in r], "the first of equals"
+
+
+def test_settings_that_came_out_equal_are_told_of():
+    remarks = flip(tune={"train.lr": [0.1, 2.0, 3.0]}).remarks
+    assert "fedavg: 2 of 3 settings came out equal in tuning; the first was taken" in remarks
+    assert not [remark for remark in remarks if "edge" in remark]
+    assert not [remark for remark in flip("d", tune={"train.lr": [0.1, 2.0]}).remarks if "equal" in remark]
 
 
 def test_each_row_and_condition_gets_its_own_and_seeds_are_others():

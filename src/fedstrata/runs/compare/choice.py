@@ -55,6 +55,7 @@ class Choice:
     failed: int = 0
     cost: Mapping[str, float] = field(default_factory=dict)
     edges: Sequence[str] = ()  # keys whose best value is the outermost that was tried, in words
+    equals: int = 1  # settings that are as good as the best, which is the first of them
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain table."""
@@ -67,6 +68,7 @@ class Choice:
             **counts,
             **self.cost,
             "edges": list(self.edges),
+            "equals": self.equals,
         }
 
 
@@ -82,9 +84,10 @@ def choose(trials: Sequence[Trial], space: Mapping[str, Values], metric: Metric)
     counts = len(trials), pruned, failed, total([cost_of(cell) for cell in cells.values()])
     if not ranked:
         return Choice(None, metric.name, None, *counts)
-    _, value, best = min(ranked, key=lambda one: one[0])
+    rank, value, best = min(ranked, key=lambda one: one[0])
+    equal = {repr(sorted(trial.setting.items())) for other, _, trial in ranked if other[:-1] == rank[:-1]}
     edges = [said for key, tried in space.items() if (said := _edge(key, best.setting[key], tried))]
-    return Choice(best.setting, metric.name, value, *counts, edges)
+    return Choice(best.setting, metric.name, value, *counts, edges if len(equal) == 1 else (), len(equal))
 
 
 def cost_of(cell: Cell) -> dict[str, float]:

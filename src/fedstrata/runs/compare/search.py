@@ -133,6 +133,9 @@ def describe_search(search: Search, choices: Mapping[Place, Choice | None]) -> l
         name = row + (f" ({condition})" if condition else "")
         for edge in choice.edges:
             found.setdefault(f"{edge}; more beyond it may be better", []).append(name)
+        if choice.equals > 1:
+            text = f"{choice.equals} of {choice.trials} settings came out equal in tuning; the first was taken"
+            found.setdefault(text, []).append(name)
         if choice.failed:
             found.setdefault(f"{choice.failed} of {choice.trials} settings failed in tuning", []).append(name)
         if choice.value == float("inf"):
