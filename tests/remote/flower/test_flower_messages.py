@@ -324,6 +324,36 @@ def test_whom_a_run_waits_for_is_named_in_news_and_in_the_end():
     assert told[-1] == (), "nobody is waited for any more"
 
 
+def test_a_run_says_at_once_that_the_roll_has_too_few_and_again_only_where_that_changes():
+    news, keys, bonn = [], ["bonn"], Messages(Nodes({1: node("bonn")}))
+
+    def hear(line):
+        news.append(line)
+        if len(keys) == 1:
+            keys.append("oslo")  # the next roll brings one more, which is still too few
+
+    coming = ComingSites(None, lambda: keys)
+    with pytest.raises(RequestError, match=r"these are there: bonn; missing: oslo; the roll has no more$"):
+        wait_for(bonn, 3, 0.5, hear, coming=coming)
+    said = [line for line in news if "roll" in line]
+    assert [line.split(":")[0] for line in said] == [
+        "--sites = 3, and the roll has 1 who can come (bonn)",
+        "--sites = 3, and the roll has 2 who can come (bonn, oslo)",
+    ]
+    assert said[-1].endswith("stop it and ask for at most 2")
+    news.clear()
+    with pytest.raises(RequestError, match=r"missing: oslo$"):
+        wait_for(bonn, 2, 0.5, news.append, coming=coming)
+    assert not [line for line in news if "roll" in line]
+
+
+def test_a_run_that_goes_on_is_refused_more_sites_than_it_has():
+    bonn = Messages(Nodes({1: node("bonn")}))
+    coming = ComingSites(["bonn", "oslo"], lambda: ["bonn", "oslo", "rome"])
+    with pytest.raises(RequestError, match=r"^--sites = 3: .* its own sites, bonn, oslo; allowed: at most 2$"):
+        wait_for(bonn, 3, PATIENCE, lambda _: None, coming=coming)
+
+
 def test_whose_key_counts_no_more_is_not_waited_for_unless_nobody_else_is():
     told, keys = [], ["aachen", "bonn"]
     coming = ComingSites(["aachen", "bonn", "cologne"], lambda: keys, told.append)
