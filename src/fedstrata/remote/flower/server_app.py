@@ -31,6 +31,7 @@ from fedstrata.remote.server.waiting_note import WaitingNote
 from fedstrata.remote.transport import Transport
 
 OFTEN = 0.2  # seconds between two looks for sites
+FIRST = 2.0  # seconds before anybody is said to be missing: sites that are ready take some to be met
 Say = Callable[[str], None]
 
 app = ServerApp()
@@ -162,7 +163,7 @@ def wait_for(
         if lacks is not None and lacks != lacked:  # said, not refused: the next roll may bring who is lacking
             (news or say)(lacks)
         lacked = lacks
-        if (names, missing) != before:
+        if (names, missing) != before and monotonic() - began >= min(FIRST, seconds):
             there = _listed(": ", names) + _listed("; missing: ", missing)
             (news or say)(f"{len(names)} of {sites} sites are there{there}")
             before = names, missing
