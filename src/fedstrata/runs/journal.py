@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from fedstrata.core.plan import per_round
 from fedstrata.data.feature_checks import UNEVEN
 from fedstrata.runs.folder import Run
-from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, ends_in_softmax, may_be_uneven
+from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, describe_noise, ends_in_softmax, may_be_uneven
 from fedstrata.runs.session import Session
 from fedstrata.runs.trackers.base import How
 from fedstrata.runs.tracking import Tracking
@@ -55,7 +56,10 @@ class Journal:
         self._doubts = federation.doubts if looks else ()
         known = PROBABILITIES if self._softmax else UNEVEN if looks and federation.uneven_features is not None else ""
         beside = "" if looks or known or not may_be_uneven(federation) else UNSEEN
-        self._health = Health(session.experiment, len(federation.classes), federation.tests, known, beside)
+        clients = session.client_info.clients
+        asked = min(per_round(session.plan.clients_per_round, clients), clients)
+        noise = describe_noise(session.experiment.privacy.dp, session.plan.space.P, asked)
+        self._health = Health(session.experiment, len(federation.classes), federation.tests, known, beside, noise)
         for event in folder.events():  # of a run that goes on
             self._health.see(event)
 
