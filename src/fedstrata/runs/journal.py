@@ -56,6 +56,7 @@ class Journal:
         self._doubts = federation.doubts if looks else ()
         known = PROBABILITIES if self._softmax else UNEVEN if looks and federation.uneven_features is not None else ""
         beside = "" if looks or known or not may_be_uneven(federation) else UNSEEN
+        self._weak_delta = session.weak_delta
         clients = session.client_info.clients
         asked = min(per_round(session.plan.clients_per_round, clients), clients)
         noise = describe_noise(session.experiment.privacy.dp, session.plan.space.P, asked)
@@ -102,11 +103,13 @@ class Journal:
             self.log(kind, **fields)
 
     def warn_before(self) -> None:
-        """Say what is seen of the model and of the data before anything is trained."""
+        """Say what is seen of the model, the data and the privacy before anything is trained."""
         if self._softmax:
             self.log("warning", what="model", why=SOFTMAX)
         for doubt in self._doubts:
             self.log("warning", what="data", why=doubt)
+        if self._weak_delta is not None:
+            self.log("warning", what="privacy", why=self._weak_delta)
 
     def why_stop(self) -> str | None:
         """Say why the next round is the last, or None."""
