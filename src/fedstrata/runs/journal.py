@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from fedstrata.core.plan import per_round
-from fedstrata.data.feature_checks import UNEVEN
+from fedstrata.data.feature_checks import describe_uneven
 from fedstrata.runs.folder import Run
 from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, describe_noise, ends_in_softmax, may_be_uneven
 from fedstrata.runs.session import Session
@@ -54,7 +54,9 @@ class Journal:
         self._softmax = ends_in_softmax(session.plan, federation)
         looks = not session.hides_data and session.remote is None  # at data that are here and no secret
         self._doubts = federation.doubts if looks else ()
-        known = PROBABILITIES if self._softmax else UNEVEN if looks and federation.uneven_features is not None else ""
+        uneven = looks and federation.uneven_features is not None
+        features = describe_uneven(federation.scale_remedy) if uneven else ""
+        known = PROBABILITIES if self._softmax else features
         beside = "" if looks or known or not may_be_uneven(federation) else UNSEEN
         self._weak_delta = session.weak_delta
         clients = session.client_info.clients
