@@ -77,6 +77,8 @@ def test_a_site_whose_raw_features_stay_so_doubts_them(scale, said, tmp_path):
     np.savez(tmp_path / "own.npz", x=x, y=y)
     doubts = source({"name": "own", "path": str(tmp_path / "own.npz"), "scale": scale}, 0).doubts
     assert [UNEVEN in doubt for doubt in doubts] == [True] * said
+    assert ['data.scale = "federated" brings each' in doubt for doubt in doubts] == [True] * said, "its owner's key"
+    assert not any("scale=" in doubt for doubt in doubts)
 
 
 def test_a_site_s_own_table_is_looked_at_through_its_gaps(tmp_path):
@@ -115,9 +117,7 @@ def test_a_run_on_them_says_so_and_blames_no_rate():
     run = fedstrata.train(federation=raw, model=module, overrides=asked)
     before, seen = run.summary["remarks"]
     assert before.startswith(f"data: {UNEVEN}")
-    assert seen.endswith(
-        'the data, whose features are not on one scale; try scale="federated" (data.scale of own data)'
-    )
+    assert seen.endswith('the data, whose features are not on one scale; try scale="federated"')
     assert "train.lr" not in seen
     even = Federation.from_clients(wine(), scale="federated")
     run = fedstrata.train(federation=even, model=module, overrides=asked)
@@ -134,7 +134,8 @@ def test_arrays_in_a_file_are_told_of_too(tmp_path, cli):
     sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     _, _, err = cli("run", *sets, "--out", str(tmp_path / "run"))
     assert f"warning: data: {UNEVEN}" in err
-    assert "data.scale" in err
+    assert 'data.scale = "federated" brings each' in err
+    assert "scale=" not in err, "whoever names a file sets a key, and gives no argument"
     _, _, err = cli("run", *sets, "--set", "data.scale=federated", "--out", str(tmp_path / "scaled"))
     assert UNEVEN not in err
 

@@ -13,10 +13,11 @@ from torch.nn.functional import cross_entropy
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Differential
 from fedstrata.privacy.enclave import launch
 from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.masking import Transcript, mask_labels
-from fedstrata.privacy.setup import protect_engine
+from fedstrata.privacy.setup import describe_weak_delta, protect_engine
 from fedstrata.privacy.simulated import secrets
 from fedstrata.runs.session import build_session
 from fedstrata.server.loop import run_round
@@ -336,6 +337,44 @@ def test_a_clipped_step_has_the_length_of_the_clip(tmp_path):
     before = train(overrides=asked | {"train.lr": 1e-12}, out=tmp_path / "before")
     after = train(overrides=asked, out=tmp_path / "after")
     assert float((model(after) - model(before)).norm()) <= 1e-3 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("delta", "clients", "weak", "better"),
+    [
+        (None, 3, "0.0333 (by default", "1e-05"),
+        (None, 99, "0.00101 (by default", "1e-05"),
+        (None, 100, None, None),
+        (1e-5, 3, None, None),
+        (1e-3, 3, None, None),
+        (0.01, 3, "0.01 (as asked for)", "1e-05"),
+        (5e-4, 1000, "0.0005 (as asked for)", "1e-05"),
+        (1e-5, 60_000, "1e-05 (as asked for)", "1e-06"),
+    ],
+)
+def test_a_delta_that_promises_little_is_called_weak_and_the_one_to_set_is_not(delta, clients, weak, better):
+    said = describe_weak_delta(Differential(noise=1.0, delta=delta), clients)
+    assert describe_weak_delta(Differential(delta=delta), clients) is None, "nothing is promised without noise"
+    if weak is None:
+        assert said is None
+    else:
+        assert said.startswith(f"delta = {weak}")
+        assert f"set privacy.dp.delta far below 1 / clients and to at most 0.001, such as {better}:" in said
+        assert describe_weak_delta(Differential(noise=1.0, delta=float(better)), clients) is None
+
+
+def test_a_run_and_its_statement_say_once_that_delta_is_weak(tmp_path):
+    pytest.importorskip("dp_accounting")
+    asked = SMALL | DP | {"train.rounds": 1}
+    weak = train(overrides=asked, out=tmp_path / "weak")
+    (warned,) = [event["why"] for event in events(weak, "warning")]
+    assert warned.startswith("delta = 0.0125 (by default a tenth of 1 / clients) is weak")
+    assert weak.summary["remarks"].count(f"privacy: {warned}") == 1
+    assert weak.summary["privacy"]["differential privacy"][1] == f"{warned}."
+    good = train(overrides=asked | {"privacy.dp.delta": 1e-5}, out=tmp_path / "good")
+    assert not events(good, "warning")
+    assert "weak" not in str(good.summary)
+    assert good.summary["epsilon"] > weak.summary["epsilon"]
 
 
 def test_a_run_stops_at_its_budget(tmp_path):

@@ -11,10 +11,11 @@ from torch import nn
 
 import fedstrata
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Differential
 from fedstrata.core import registry
 from fedstrata.report.gather import gather
 from fedstrata.report.page import page
-from fedstrata.runs.health import Health
+from fedstrata.runs.health import Health, describe_noise
 
 MARKS = {"fedavg": (), "fedsgd": (), "stratify-batch": ()}  # fedsgd learns slowest of all
 MARKS |= dict.fromkeys(("fedyogi", "sfl", "terraform"), pytest.mark.extended)
@@ -92,6 +93,26 @@ def test_long_runs_wait_longer():
 def test_the_advice_follows_what_was_seen(overrides, losses, trained, advice):
     (said,) = diagnose(losses, [0.1] * 5, trained, **overrides).values()
     assert said.endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("where", "noise", "clients", "times"),
+    [("local", 1.0, 4, "5.0"), ("server", 1.0, 4, "2.5"), ("local", 0.1, 4, None), ("server", 1.0, 10, None)],
+)
+def test_noise_is_named_where_it_is_longer_than_what_clients_can_say(where, noise, clients, times):
+    """Of 100 numbers noise of 1 has length 10, twice that from each of 4 clients; their sum has at most 4."""
+    said = describe_noise(Differential(noise=noise, where=where), 100, clients)
+    assert said == "" if times is None else f"privacy.dp.noise={noise:g}" in said and f"is {times} times" in said
+
+
+@pytest.mark.parametrize("dp", [{"where": "local"}, {"where": "server"}])
+def test_a_run_that_drowns_in_noise_names_it_before_its_rate(dp, tmp_path):
+    pytest.importorskip("dp_accounting")
+    asked = {f"privacy.dp.{key}": value for key, value in dp.items()} | {"privacy.dp.noise": 1.0}
+    few = {"data.clients": 4, "train.clients_per_round": "all", "train.rounds": 6, "engine.workers": 1}
+    run = fedstrata.train(overrides=few | asked, out=tmp_path / "run")
+    (said,) = [remark for remark in run.summary["remarks"] if "train.lr" in remark or "skewed" in remark]
+    assert said.index("the likely cause is the noise: with privacy.dp.noise=1,") < said.index("if that does not help")
 
 
 def test_where_training_of_clients_is_not_finite_their_steps_are_too_long():

@@ -14,19 +14,24 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.warn_caller import warn_caller
 from fedstrata.data.preprocessing import Column
 
-REMEDY = 'scale="federated" (data.scale of own data)'
-UNEVEN = f"the data, whose features are not on one scale; try {REMEDY}"
+ARGUMENT = 'scale="federated"'  # what whoever gives arrays in Python can set
+KEY = 'data.scale = "federated"'  # what whoever names files can: in an experiment, or at a site
 ID = re.compile(r"(?i:(?<![^\W_])ids?(?![^\W_])|^(unnamed\b.*|index|row|)$)|(?<=[a-z])I[Dd]$")
 FAR = 100.0  # from 1, or from each other: standardised features of real tables stay well within
 
 
-def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str | None:
+def describe_uneven(remedy: str) -> str:
+    """Return what the likely cause is where training on such features goes wrong."""
+    return f"the data, whose features are not on one scale; try {remedy}"
+
+
+def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = (), remedy: str = ARGUMENT) -> str | None:
     """Say which features of a table are far from 1, or from each other, or that pixels are; None: none, or others.
 
     The size of a feature is its largest value, whatever its sign: rare ones, as of sparse counts, are not small.
     """
     if x.ndim == 4 and x.shape[1] in (1, 3):
-        return _describe_pixels(x, inputs)
+        return _describe_pixels(x, inputs, remedy)
     if x.ndim != 2 or not len(x) or not x.is_floating_point() or inputs.mean is not None:
         return None
     low, high = x.aminmax(dim=0)
@@ -42,11 +47,11 @@ def describe_sizes(x: Tensor, inputs: Inputs, names: Sequence[str] = ()) -> str 
     beside = f", those of {of[1]} up to {smallest:g}" if most != least else ""
     return (
         f"features are not on one scale near 1: values of {of[0]} go up to {largest:g}{beside}, and networks learn "
-        f"badly from such; {REMEDY} brings each to mean 0 and deviation 1"
+        f"badly from such; {remedy} brings each to mean 0 and deviation 1"
     )
 
 
-def _describe_pixels(x: Tensor, inputs: Inputs) -> str | None:
+def _describe_pixels(x: Tensor, inputs: Inputs, remedy: str) -> str | None:
     """Say that pixels from 0 to 255 have lost the type by which they would be divided by 255."""
     if not len(x) or not x.is_floating_point() or inputs.mean is not None:
         return None
@@ -55,7 +60,7 @@ def _describe_pixels(x: Tensor, inputs: Inputs) -> str | None:
         return None
     return (
         f"pixels go up to {largest:g}, as {str(x.dtype).removeprefix('torch.')}, and networks learn badly from such; "
-        f"uint8 is divided by 255, floats are taken as they are: give uint8, x / 255, or {REMEDY}"
+        f"uint8 is divided by 255, floats are taken as they are: give uint8, x / 255, or {remedy}"
     )
 
 

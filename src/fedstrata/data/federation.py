@@ -21,7 +21,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
-from fedstrata.data.feature_checks import describe_ids, describe_sizes, warn_of_sizes
+from fedstrata.data.feature_checks import ARGUMENT, KEY, describe_ids, describe_sizes, warn_of_sizes
 from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.items import is_data_set, join_samples, read_train_and_test
@@ -183,10 +183,16 @@ class Federation:
     def uneven_features(self) -> str | None:
         """What is wrong with the sizes of a table's features, or of pixels, where networks learn badly from them."""
         if self.unscaled is None:
-            return describe_sizes(self.train.x, self.inputs, self.preprocessing.features)
+            return describe_sizes(self.train.x, self.inputs, self.preprocessing.features, self.scale_remedy)
         if self.unscaled != "none" or self.preprocessing.mean is not None:  # sites will find, or are given, a scale
             return None
-        return describe_sizes(self.train.x.nan_to_num(0.0), self.inputs, self.preprocessing.features)
+        whole = self.train.x.nan_to_num(0.0)
+        return describe_sizes(whole, self.inputs, self.preprocessing.features, self.scale_remedy)
+
+    @property
+    def scale_remedy(self) -> str:
+        """What brings features to one scale: the key of own data, which a file or an option sets, or an argument."""
+        return KEY if self.name == "own" else ARGUMENT
 
     @property
     def doubts(self) -> tuple[str, ...]:

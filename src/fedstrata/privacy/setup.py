@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import floor, inf, log10
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -32,6 +32,8 @@ from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.server.bounds import Bounds
 
+DELTA_SHARE = 0.1  # of 1 / clients: the default, and the largest that is not called weak
+LARGEST_DELTA, USUAL_DELTA = 1e-3, 1e-5  # however few the clients are
 SIMULATED = "simulation"  # the run that simulated clients seal their maps for
 
 if TYPE_CHECKING:
@@ -163,7 +165,26 @@ def most_spent(privacy: Privacy, clients: int) -> float:
 
 def delta_of(dp: Differential, clients: int) -> float:
     """Return the delta that is asked for, or a tenth of one client's share."""
-    return dp.delta if dp.delta is not None else 0.1 / clients
+    return dp.delta if dp.delta is not None else DELTA_SHARE / clients
+
+
+def describe_weak_delta(dp: Differential | None, clients: int) -> str | None:
+    """Say that delta is too large for the guarantee to mean much; None: it is not, or nothing is promised.
+
+    A mechanism that tells everything of one client drawn at random has a delta of 1 / clients.
+    """
+    if dp is None or not dp.noise:
+        return None
+    delta, share = delta_of(dp, clients), DELTA_SHARE / clients
+    if delta <= min(share, LARGEST_DELTA):
+        return None
+    whose = "by default a tenth of 1 / clients" if dp.delta is None else "as asked for"
+    better = 10.0 ** floor(log10(min(share, USUAL_DELTA)))
+    return (
+        f"delta = {delta:.3g} ({whose}) is weak: with that probability the guarantee may not hold at all; set "
+        f"privacy.dp.delta far below 1 / clients and to at most {LARGEST_DELTA:g}, such as {better:g}: the same noise "
+        f"then counts as a higher epsilon"
+    )
 
 
 def tells_counts(privacy: Privacy, needs: Collection[str]) -> bool:

@@ -66,10 +66,12 @@ def statement(
     simulated: bool = True,
     moving: bool = False,
     features: FeaturesTold | None = None,
+    weak: str | None = None,
 ) -> dict[str, Any]:
     """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means.
 
     `moving`: what clients hold changes from round to round. `features`: what clients told of theirs.
+    `weak`: why the guarantee means little.
     """
     said: dict[str, Any] = {
         "server": _server(experiment, plan, told, clusters, simulated),
@@ -95,6 +97,8 @@ def statement(
                 guarantee,
                 "Beside, reports tell how many samples and steps they are of.",
             ]
+        if weak is not None:
+            said["differential privacy"].insert(1, f"{weak}.")
         if not simulated:
             said["differential privacy"].append(OWN_LEDGER)
         said["epsilon"] = epsilon

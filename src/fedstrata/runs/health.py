@@ -16,6 +16,7 @@ import torch
 
 from fedstrata.client.network import Network
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.sections import Differential
 from fedstrata.core.plan import Plan
 from fedstrata.data.federation_info import FederationInfo
 
@@ -58,6 +59,23 @@ def may_be_uneven(federation: FederationInfo) -> bool:
     return x.ndim == 2 and x.is_floating_point() and not scaled
 
 
+def describe_noise(dp: Differential | None, numbers: int, clients: int) -> str:
+    """Say that noise is longer than what clients say in a round can be; nothing where it is not.
+
+    Each of so many numbers gets noise, while an update as a whole is clipped: steps of any length end in as much.
+    """
+    if dp is None:
+        return ""
+    times = dp.noise * math.sqrt(numbers) / (math.sqrt(clients) if dp.where == "local" else clients)
+    if times <= 1:
+        return ""
+    return (
+        f"the likely cause is the noise: with privacy.dp.noise={dp.noise:g}, what it adds to {clients} clipped "
+        f"update{'s' * (clients > 1)} is {times:.1f} times as long as their sum can be; try more clients a round, a "
+        f"smaller model, or less noise, which protects less"
+    )
+
+
 class Diagnosis(NamedTuple):
     """What is wrong; the more severe, the higher."""
 
@@ -74,6 +92,7 @@ class Health:
     tests: int  # samples that models are scored on
     known: str = ""  # what explains all of it, and was seen before training: of the model, or of the features
     beside: str = ""  # what may explain it as well as steps do, and cannot be seen from here
+    noise: str = ""  # what is likelier than steps or skew where updates drown in it
     told: Diagnosis | None = None
     _seen: list[dict[str, float]] = field(default_factory=list)
     _broken: bool = False  # whether a client's training was not finite
@@ -110,7 +129,8 @@ class Health:
             return None
         if all(own["loss_test"] > ABOVE * self.guess for own in row):
             seen = f"the loss on test samples was above that of a guess ({self.guess:.3g}) in {several} evaluations"
-            cause = SKEWED if self._fits_clients_alone(last["loss_train"]) else self._too_long()
+            alone = self._fits_clients_alone(last["loss_train"])
+            cause = self._beside_noise(SKEWED) if alone else self._too_long()
             return Diagnosis(2, f"{seen} in a row, last {loss:.3g}: {cause}")
         chance = 1 / labels + 2 * math.sqrt((1 - 1 / labels) / labels / max(self.tests, 1))
         falls = row[0]["loss_test"] - loss > FALLS * self.guess
@@ -147,15 +167,21 @@ class Health:
         rate = self._server_rate()
         if rate is None:
             shorter = smaller(self.experiment.train.lr)
-            return f"the steps of clients are probably too long; try train.lr={shorter:g}{self.beside}"
-        lower = 1.0 if self.experiment.method.server_step["kind"] == "sgd" else smaller(rate)
-        return f"the steps of the server are probably too long; try method.server_step.lr={lower:g}"
+            said = f"the steps of clients are probably too long; try train.lr={shorter:g}{self.beside}"
+        else:
+            lower = 1.0 if self.experiment.method.server_step["kind"] == "sgd" else smaller(rate)
+            said = f"the steps of the server are probably too long; try method.server_step.lr={lower:g}"
+        return self._beside_noise(said)
 
     def _too_short(self) -> str:
         if self.known:
             return f"the likely cause is {self.known}"
         larger = max(self.experiment.train.lr * FACTOR, SMALL)
-        return f"the steps of clients are probably too short; try train.lr={larger:g}{self.beside}"
+        said = f"the steps of clients are probably too short; try train.lr={larger:g}{self.beside}"
+        return self._beside_noise(said)
+
+    def _beside_noise(self, said: str) -> str:
+        return f"{self.noise}; if that does not help, {said}" if self.noise else said
 
 
 def smaller(rate: float) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from fedstrata.data.feature_checks import UNEVEN
+from fedstrata.core.plan import per_round
+from fedstrata.data.feature_checks import describe_uneven
 from fedstrata.runs.folder import Run
-from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, ends_in_softmax, may_be_uneven
+from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, describe_noise, ends_in_softmax, may_be_uneven
 from fedstrata.runs.session import Session
 from fedstrata.runs.trackers.base import How
 from fedstrata.runs.tracking import Tracking
@@ -53,9 +54,15 @@ class Journal:
         self._softmax = ends_in_softmax(session.plan, federation)
         looks = not session.hides_data and session.remote is None  # at data that are here and no secret
         self._doubts = federation.doubts if looks else ()
-        known = PROBABILITIES if self._softmax else UNEVEN if looks and federation.uneven_features is not None else ""
+        uneven = looks and federation.uneven_features is not None
+        features = describe_uneven(federation.scale_remedy) if uneven else ""
+        known = PROBABILITIES if self._softmax else features
         beside = "" if looks or known or not may_be_uneven(federation) else UNSEEN
-        self._health = Health(session.experiment, len(federation.classes), federation.tests, known, beside)
+        self._weak_delta = session.weak_delta
+        clients = session.client_info.clients
+        asked = min(per_round(session.plan.clients_per_round, clients), clients)
+        noise = describe_noise(session.experiment.privacy.dp, session.plan.space.P, asked)
+        self._health = Health(session.experiment, len(federation.classes), federation.tests, known, beside, noise)
         for event in folder.events():  # of a run that goes on
             self._health.see(event)
 
@@ -98,11 +105,13 @@ class Journal:
             self.log(kind, **fields)
 
     def warn_before(self) -> None:
-        """Say what is seen of the model and of the data before anything is trained."""
+        """Say what is seen of the model, the data and the privacy before anything is trained."""
         if self._softmax:
             self.log("warning", what="model", why=SOFTMAX)
         for doubt in self._doubts:
             self.log("warning", what="data", why=doubt)
+        if self._weak_delta is not None:
+            self.log("warning", what="privacy", why=self._weak_delta)
 
     def why_stop(self) -> str | None:
         """Say why the next round is the last, or None."""

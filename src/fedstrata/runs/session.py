@@ -26,7 +26,7 @@ from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.methods.situation import StageChoice
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Setup, accountant, bounds_of, protect_engine, set_up
+from fedstrata.privacy.setup import Setup, accountant, bounds_of, describe_weak_delta, protect_engine, set_up
 from fedstrata.runs.stage_choices import choose_stages
 from fedstrata.runs.tracking import refuse_missing
 from fedstrata.server.bounds import bound_reports
@@ -89,6 +89,11 @@ class Session:
     def hides_data(self) -> bool:
         """Whether the run folder, which is the server's, must not tell what the data are like."""
         return self.experiment.privacy != Privacy()
+
+    @property
+    def weak_delta(self) -> str | None:
+        """Why the differential privacy of the run means little, where it does."""
+        return describe_weak_delta(self.experiment.privacy.dp, len(self.client_info.holders))
 
     @property
     def hides_names(self) -> bool:

@@ -230,7 +230,7 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
     moving = session.federation.moves is not None
-    known = told, clusters, guarantee, epsilon, here, moving, session.federation.features_told
+    known = told, clusters, guarantee, epsilon, here, moving, session.federation.features_told, session.weak_delta
     return statement(session.experiment, session.plan, *known)
 
 
@@ -247,7 +247,9 @@ def _finite(number: float) -> float | None:
 
 def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = [f"{e['what']}: {e.get('why')}" for e in events if e.get("what") in ("model", "model.init", "data")]
+    remarks = [
+        f"{e['what']}: {e.get('why')}" for e in events if e.get("what") in ("model", "model.init", "data", "privacy")
+    ]
     without = {event.get("round") for event in events if event["event"] == "no_update"}
     rounds = [event for event in events if event["event"] == "round" and event.get("loss_train") is None]
     if lost := sum(event["round"] in without for event in rounds):

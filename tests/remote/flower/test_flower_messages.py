@@ -324,6 +324,62 @@ def test_whom_a_run_waits_for_is_named_in_news_and_in_the_end():
     assert told[-1] == (), "nobody is waited for any more"
 
 
+def test_nobody_is_said_to_be_missing_who_is_about_to_be_met(monkeypatch):
+    """Also ready sites are met one after the other; who is missing after a while, is."""
+    clock = [0.0]
+    monkeypatch.setattr(server_app, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(server_app, "sleep", lambda _: clock.__setitem__(0, clock[0] + 0.5))
+
+    class Meets:
+        """Meets `all` of three sites, a site in half a second."""
+
+        def __init__(self, all):
+            self.all = all
+
+        def names(self):
+            return ["bonn", "oslo", "rome"][: min(self.all, int(clock[0] / 0.5))]
+
+    news, told = [], []
+    coming = ComingSites(None, lambda: ["bonn", "oslo", "rome"], told.append)
+    assert len(wait_for(Meets(3), 3, 60, lambda line: news.append((clock[0], line)), coming=coming)) == 3
+    assert not news
+    assert told[0] == ["bonn", "oslo", "rome"], "deploy status knows at once whom it waits for"
+    clock[0] = 0.0
+    with pytest.raises(RequestError, match="missing: rome"):
+        wait_for(Meets(2), 3, 60, lambda line: news.append((clock[0], line)), coming=coming)
+    assert news == [(2.0, "2 of 3 sites are there: bonn, oslo; missing: rome")]
+
+
+def test_a_run_says_at_once_that_the_roll_has_too_few_and_again_only_where_that_changes():
+    news, keys, bonn = [], ["bonn"], Messages(Nodes({1: node("bonn")}))
+
+    def hear(line):
+        news.append(line)
+        if len(keys) == 1:
+            keys.append("oslo")  # the next roll brings one more, which is still too few
+
+    coming = ComingSites(None, lambda: keys)
+    with pytest.raises(RequestError, match=r"these are there: bonn; missing: oslo; the roll has no more$"):
+        wait_for(bonn, 3, 0.5, hear, coming=coming)
+    said = [line for line in news if "roll" in line]
+    assert [line.split(":")[0] for line in said] == [
+        "--sites = 3, and the roll has 1 who can come (bonn)",
+        "--sites = 3, and the roll has 2 who can come (bonn, oslo)",
+    ]
+    assert said[-1].endswith("stop it and ask for at most 2")
+    news.clear()
+    with pytest.raises(RequestError, match=r"missing: oslo$"):
+        wait_for(bonn, 2, 0.5, news.append, coming=coming)
+    assert not [line for line in news if "roll" in line]
+
+
+def test_a_run_that_goes_on_is_refused_more_sites_than_it_has():
+    bonn = Messages(Nodes({1: node("bonn")}))
+    coming = ComingSites(["bonn", "oslo"], lambda: ["bonn", "oslo", "rome"])
+    with pytest.raises(RequestError, match=r"^--sites = 3: .* its own sites, bonn, oslo; allowed: at most 2$"):
+        wait_for(bonn, 3, PATIENCE, lambda _: None, coming=coming)
+
+
 def test_whose_key_counts_no_more_is_not_waited_for_unless_nobody_else_is():
     told, keys = [], ["aachen", "bonn"]
     coming = ComingSites(["aachen", "bonn", "cologne"], lambda: keys, told.append)

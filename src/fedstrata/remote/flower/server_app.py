@@ -31,6 +31,7 @@ from fedstrata.remote.server.waiting_note import WaitingNote
 from fedstrata.remote.transport import Transport
 
 OFTEN = 0.2  # seconds between two looks for sites
+FIRST = 2.0  # seconds before anybody is said to be missing: sites that are ready take some to be met
 Say = Callable[[str], None]
 
 app = ServerApp()
@@ -155,11 +156,14 @@ def wait_for(
     coming: ComingSites = ANYBODY,
 ) -> list[str]:
     """Wait until so many sites are there, and say whom for; an operator may stop the run meanwhile."""
-    began, before = monotonic(), None
+    began, before, lacked = monotonic(), None, None
     while len(names := coming.counted(transport.names())) < sites:
-        missing = coming.without(names)
+        missing, lacks = coming.without(names), coming.too_few(sites)
         coming.tell(missing)
-        if (names, missing) != before:
+        if lacks is not None and lacks != lacked:  # said, not refused: the next roll may bring who is lacking
+            (news or say)(lacks)
+        lacked = lacks
+        if (names, missing) != before and monotonic() - began >= min(FIRST, seconds):
             there = _listed(": ", names) + _listed("; missing: ", missing)
             (news or say)(f"{len(names)} of {sites} sites are there{there}")
             before = names, missing
@@ -169,6 +173,7 @@ def wait_for(
             raise RequestError(
                 f"{sites} sites are wanted, and after {seconds:g} seconds these are there: "
                 f"{', '.join(names) or 'none'}{_listed('; missing: ', missing)}"
+                f"{'' if lacks is None else '; the roll has no more'}"
             )
         sleep(OFTEN)
     coming.tell(())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from fedstrata.core.errors import RequestError
+
 
 @dataclass(frozen=True)
 class ComingSites:
@@ -29,6 +31,28 @@ class ComingSites:
         """Tell who is missing; where no key of theirs counts, all of them: the run still waits."""
         able = self._able() if missing else None
         self.tell(missing if able is None else {*missing} & able or missing)
+
+    def too_few(self, sites: int) -> str | None:
+        """Say that the roll, as it is now, has too few; None: it has enough, or nobody knows.
+
+        Raises
+        ------
+        RequestError
+            If a run that goes on never had so many sites: no roll can bring them.
+        """
+        if self.own is not None and sites > len(self.own):
+            raise RequestError(
+                f"--sites = {sites}: the run goes on with its own sites, {', '.join(sorted(self.own))}; "
+                f"allowed: at most {len(self.own)}"
+            )
+        able = None if self.registered is None else self._able()
+        if able is None or len(able) >= sites:
+            return None
+        return (
+            f"--sites = {sites}, and the roll has {len(able)} who can come ({', '.join(sorted(able)) or 'nobody'}): "
+            f"this waits until it has more (fedstrata deploy keys add, and bring roll.json to the server); to begin "
+            f"now, stop it and ask for at most {len(able)}"
+        )
 
     def _able(self) -> set[str] | None:
         own = None if self.own is None else {*self.own}
