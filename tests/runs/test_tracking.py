@@ -11,6 +11,7 @@ from threading import Event
 from typing import ClassVar
 
 import pytest
+from waiting import wait_until
 
 import fedstrata
 from fedstrata.runs import tracking
@@ -219,6 +220,8 @@ def wandb_records(path: Path):
             at += left
             continue
         _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + size > len(data):  # still being written
+            return
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or its last piece
@@ -236,6 +239,8 @@ def test_wandb_offline_is_read_back(monkeypatch):
     assert not told(run, "tracker")
     files = sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     assert len({path.name for path in files}) == 1  # both are of one run, which `wandb sync` puts together
+    for path in files:  # a service of wandb's writes them, and may still be at it
+        wait_until(lambda path=path: any(record.HasField("exit") for record in wandb_records(path)))
     records = [record for path in files for record in wandb_records(path)]
     points, config, artefacts = {}, {}, set()
     for record in records:

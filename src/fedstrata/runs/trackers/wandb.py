@@ -54,8 +54,8 @@ class WandbRun:
         self.where = self._run.url if mode == "online" else f"wandb sync {shlex.quote(str(folder))}"
 
     def log(self, round: int, figures: Mapping[str, float]) -> None:
-        """Add a point to every curve."""
-        self._run.log({"round": round, **figures}, step=round)
+        """Add a point to every curve, at once: otherwise it would wait for the next."""
+        self._run.log({"round": round, **figures}, step=round, commit=True)
 
     def end(self, how: How, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
         """Keep models and experiment as an artefact, and close the run."""
