@@ -5,9 +5,9 @@ step that is as long as clients disagree (FedExP) go together under any skew bet
 where reports are lost. Where clients hold one label each, nothing at a client can agree: clusters of labels take turns
 (FLIPS), and momentum at the server remembers what a round lacked. Wrong labels add FedBSS's order of samples.
 
-All that is a head start. Where every client trains many times, it is used up, and what held clients together holds them
-back: such runs have the same selection, plain clients, and Yogi at the server. Updates that clients make with Adam stay
-long, and Yogi's steps are longer still: there it is FedExP again.
+Where every client trains many times, that was a head start only, on the data of the search: such runs have the same
+selection, plain clients, and Yogi at the server, or FedExP where clients train with Adam, whose updates stay long. On
+other data the gain is not confirmed, and with Adam it is a loss so far.
 
 `python -m studies strata_search` searched the product of the stages. FedPBS's selective pull and Terraform's second
 pass brought nothing there, and stand in no choice. docs/strata.md has the figures, on data of the search and others.
