@@ -47,6 +47,7 @@ def page(search: Lines, grid: Lines, long: Lines) -> str:
         "{long}": long_table(long, strata_search.DATA),
         "{long_fresh}": long_table(long, [d for d in strata_search.FRESH if d not in strata_search.LOOKED_AT]),
         "{long_looked_at}": long_table(long, strata_search.LOOKED_AT),
+        "{settled}": settled(long),
         "{ordered}": gains(search, f"{BASE}+bias-aware", BASE, "client_updates"),
         "{ordered_fedavg}": gains(grid, "fedbss", "fedavg", "bytes"),
         "{fresh}": contrasts(fresh),
@@ -119,6 +120,29 @@ def long_table(lines: Lines, data: Sequence[str]) -> str:
         ]
         turned.append(f"| {column} | {' | '.join(cells)} |")
     return "\n".join([*turned, f"| loses | {' | '.join(f'{loss[row]:.3f}' for row in rows)} |"])
+
+
+def settled(lines: Lines) -> str:
+    """Return what each choice for long runs gains over that for short ones, and whether it is kept."""
+    table = ["| | less | gains | better on | data sets | |", "|---|---|---:|---:|---|---|"]
+    own = [line for line in lines if line["data"] in strata_search.SETTLING]
+    for kind, (long, short) in strata_search.LONG_CHOICES.items():
+        pairs = {
+            at: (figure(rows[long]), figure(rows[short]))
+            for at, rows in by_place(own)
+            if strata_search.long_kind(at[1]) == kind and {long, short} <= rows.keys()
+        }
+        if not pairs:
+            continue
+        found = difference(*zip(*pairs.values(), strict=True))
+        gains = {
+            d: fmean(a - b for at, (a, b) in pairs.items() if at[0] == d) for d in dict.fromkeys(a[0] for a in pairs)
+        }
+        each = ", ".join(f"{data} {100 * gain:+.1f}" for data, gain in gains.items())
+        better = sum(a > b for a, b in pairs.values())
+        word = "kept" if found["interval"][0] > 0 else "not kept"
+        table.append(f"| {kind}: {long} | {short} | {_gain(found)} | {better} of {len(pairs)} | {each} | **{word}** |")
+    return "\n".join(table)
 
 
 def contrasts(grid: Lines) -> str:

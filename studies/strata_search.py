@@ -2,7 +2,8 @@
 
 First the product of selectors, corrections and server steps; then, on the best of these, samplers, drivers,
 combiners and strengths. Only data of the search are used (`DATA`); `python -m studies strata` confirms on others. Last,
-corrections and server steps again in long runs, with SGD and with Adam, on the data of the search and on others.
+corrections and server steps again in long runs, with SGD and with Adam, on the data of the search and on others; and
+what they led to, against the choice for short runs, on data that nobody had looked at (`SETTLING`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from studies._grid import CONDITIONS, LONG_RUNS, Row, run_missing
 STUDY, LONG_STUDY = "strata-search", "strata-long"
 DATA, FRESH = ("digits", "fashion-mnist"), ("covtype", "mit-bih", "uci-har")
 LOOKED_AT = ("covtype",)  # before the choice for long runs was made: no test of it
+SETTLING, SETTLING_SEEDS = ("cifar10", "digits-dg", "ham10000", "pacs"), (12, 13, 14)  # that had no part in it, either
+LONG_CHOICES = {  # what strata chooses in long runs, and what it would choose in short ones; kept if it is better there
+    "SGD": ("balanced+plain+yogi", "balanced+feddyn+fedexp"),
+    "SGD, 1 label": ("flips+plain+yogi", "flips+plain+momentum"),
+    "Adam": ("balanced+plain+fedexp", "balanced+feddyn+fedexp"),
+}
 SKEWS = ("dirichlet 1", "dirichlet 0.3", "dirichlet 0.1", "2 labels", "1 label")
 SELECTORS: dict[str, dict[str, Any]] = {
     "random": {},
@@ -56,9 +63,13 @@ def main(arguments: Sequence[str]) -> int:
     """Make the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m studies strata_search", description=__doc__)
     parser.add_argument(
-        "--stage", type=int, choices=(1, 2, 3), default=1, help="the product, what is put on the best, long runs"
+        "--stage",
+        type=int,
+        choices=(1, 2, 3, 4),
+        default=1,
+        help="the product, what is put on the best, long runs, what settles those",
     )
-    parser.add_argument("--data", nargs="*", choices=(*DATA, *FRESH))
+    parser.add_argument("--data", nargs="*", choices=(*DATA, *FRESH, *SETTLING))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="stage 1 had seed 0, 2 seed 1, 3 10 to 12")
     parser.add_argument("--rows", nargs="*", help="some of them alone")
     asked = parser.parse_args(arguments)
@@ -67,9 +78,20 @@ def main(arguments: Sequence[str]) -> int:
         run_missing(STUDY, data, SKEWS, _named(asked.rows, combined()), asked.seeds)
     elif asked.stage == 2:
         run_missing(STUDY, data, list(CONDITIONS), _named(asked.rows, extended()), asked.seeds)
-    else:
+    elif asked.stage == 3:
         run_missing(LONG_STUDY, data, list(LONG_RUNS), _named(asked.rows, in_long_runs()), asked.seeds)
+    else:
+        for condition in LONG_RUNS:
+            rows = [row for row in in_long_runs() if row.name in LONG_CHOICES.get(long_kind(condition), ())]
+            run_missing(LONG_STUDY, asked.data or SETTLING, [condition], rows, SETTLING_SEEDS)
     return 0
+
+
+def long_kind(condition: str) -> str:
+    """Return which of the choices for long runs a condition asks for; even labels ask for none."""
+    if condition.startswith("even"):
+        return ""
+    return "Adam" if "Adam" in condition else "SGD, 1 label" if condition.startswith("1 label") else "SGD"
 
 
 def combined() -> list[Row]:
