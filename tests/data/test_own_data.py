@@ -147,6 +147,15 @@ def test_a_table_with_labels_and_clients(mark):
     assert (arrays.x[:, 2] == 3).all()
 
 
+def test_a_column_that_is_called_2_is_named_with_or_without_quotes():
+    Path("t.csv").write_text("0,1,2,3\n" + "1.0,2.5,0,7.5\n4.0,3.5,1,8.5\n" * 10)
+    for label, drop in (("2", ["3"]), (2, [3])):
+        arrays = registry.build("datasets", "own", {"path": "t.csv", "label": label, "drop": drop}, "data").load()
+        assert sorted(set(arrays.y.tolist())) == [0, 1]
+        assert arrays.x.shape[1] == 2
+    refused(r"data.label = 2.5 is not valid; allowed: text", path="t.csv", label=2.5)
+
+
 def test_labels_that_look_like_whole_numbers_are_numbers():
     Path("t.csv").write_text("a,kind\n1,10\n2,9\n3,10\n4,9\n")
     assert set(Own("t.csv", label="kind", test=0).load().y.tolist()) == {9, 10}

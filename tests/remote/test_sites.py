@@ -335,9 +335,13 @@ def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
         ({"bonn": ("a",), "rome": None}, {}),
         ({"bonn": ("a",)}, {}),
         ({"bonn": (0,), "rome": (1,)}, {}),
+        ({"bonn": ("a", "b"), "kiel": ("a", "b"), "rome": ("a", "b", "bb")}, {"rome": ("bb",)}),
+        ({"bonn": ("a", "b"), "kiel": ("a", "b"), "rome": ("a", "bb")}, {"rome": ("bb",)}),
+        ({"bonn": ("a", "b"), "kiel": ("a", "b"), "rome": ("a", "bb", "c")}, {}),
+        ({"bonn": ("a", "b"), "rome": ("a", "bb")}, {}),
     ],
 )
-def test_sites_that_share_no_label_with_any_other(classes, alone):
+def test_labels_of_one_site_that_look_like_another_name(classes, alone):
     facts = Introduction((8, 8), "float32", None, 5, 1, 1.0, None, None, "x")
     assert labels_of_one({name: replace(facts, classes=own) for name, own in classes.items()}) == alone
 

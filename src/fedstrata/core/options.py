@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
-from pydantic import AllowInfNan
+from pydantic import AllowInfNan, BeforeValidator
 
 from fedstrata.core.origin import IS_PATH
 
@@ -19,6 +19,7 @@ Count = Annotated[int, Ge(1), "a whole number >= 1"]
 Natural = Annotated[int, Ge(0), "a whole number >= 0"]
 Share = Annotated[float, AllowInfNan(False), Interval(gt=0, lt=1), "a number between 0 and 1"]
 LocalPath = Annotated[str, IS_PATH]  # of a file or folder on this machine, which no other one may name
+ColumnName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name), "text"]  # 2, too
 Rounds = Natural | Share  # so many rounds, or a share of all of them
 
 

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.errors import RequestError, unknown_name
-from fedstrata.core.options import BelowOne, Count, LocalPath
+from fedstrata.core.options import BelowOne, ColumnName, Count, LocalPath
 from fedstrata.core.rng import Streams
 from fedstrata.data import store
 from fedstrata.data.formats.arrays import FilePart, check_samples, npz_names_clients, read_npz
@@ -47,9 +47,9 @@ class Own(DataSet):
     licence: ClassVar[str] = "yours"
 
     path: LocalPath = ""  # of the file or folder, or the name that was given to `fedstrata data import`
-    label: str | None = None  # column of a table that holds the class; "label" if not given
-    client: str | None = None  # column of a table that names the client
-    drop: tuple[str, ...] | None = None  # columns of a table that are no features
+    label: ColumnName | None = None  # column of a table that holds the class; "label" if not given
+    client: ColumnName | None = None  # column of a table that names the client
+    drop: tuple[ColumnName, ...] | None = None  # columns of a table that are no features
     fill: float | Literal["median"] | None = None  # what stands in for missing numbers; without it they are refused
     scale: Literal["federated", "per-client", "given", "none"] | None = None  # tables and images: "federated"
     mean: tuple[float, ...] | None = None  # of each feature, or channel on the scale of 0 to 1, for scale = "given"

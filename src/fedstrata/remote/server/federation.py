@@ -41,10 +41,19 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
 
 
 def labels_of_one(sites: Mapping[str, Introduction]) -> dict[str, tuple[Label, ...]]:
-    """Return the labels of each site that shares none with any other, as far as they are told and are words."""
+    """Return labels in words, as far as they are told, that one site alone has, where that looks like another name.
+
+    It does where a site shares no label with any other, and where all sites have the same ones but for a single one.
+    """
     holders = Counter(label for facts in sites.values() for label in facts.classes or ())
     told = {name: facts.classes for name, facts in sites.items() if facts.classes and str in map(type, facts.classes)}
-    return {name: own for name, own in told.items() if len(told) > 1 and all(holders[label] == 1 for label in own)}
+    strange = {name: own for name, own in told.items() if len(told) > 1 and all(holders[label] == 1 for label in own)}
+    for name, own in told.items() if len(told) > 2 and not strange else ():
+        common = set(holders) - set(own) | {label for label in own if holders[label] > 1}
+        others = [set(classes) for at, classes in told.items() if at != name]
+        if len(single := set(own) - common) == 1 and all(classes == common for classes in others):
+            strange[name] = tuple(single)
+    return strange
 
 
 @dataclass(frozen=True)

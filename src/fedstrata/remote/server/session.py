@@ -124,7 +124,7 @@ class SiteClients:
         return federation
 
     def _warn_of_labels(self) -> None:
-        """Note sites none of whose labels another one has: that may be so, or they name them in another language."""
+        """Note labels of one site alone that look like others' by another name; whether they are, only sites know."""
         for name, labels in ({} if self.resumed else labels_of_one(self.site_registry.facts)).items():
             why = (
                 f"no other site has {some([str(label) for label in labels], 'label')}; what is the same needs one name"
