@@ -49,7 +49,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "feddyn 0.003": {"method.corrections": [{"kind": "feddyn", "alpha": 0.003}, {"kind": "clip", "norm": 10.0}]},
     "feddyn 0.03": {"method.corrections": [{"kind": "feddyn", "alpha": 0.03}, {"kind": "clip", "norm": 10.0}]},
 }
-STRATA = {"method.name": "strata"}
 BEST = {  # of the product, and what is put on each of them
     "balanced+feddyn+fedexp": tuple(OTHERS),
     "flips+feddyn+fedexp": ("uniform", "terraform"),
@@ -117,7 +116,7 @@ def in_long_runs() -> list[Row]:
         "+".join(parts) for parts in product(["balanced"], ("plain", "feddyn"), ("sgd", "momentum", "yogi", "fedexp"))
     ]
     others = ["random+plain+sgd", "random+plain+yogi", "flips+plain+momentum", "flips+plain+yogi"]
-    return [*(known[name] for name in (*others, *balanced)), Row("strata", STRATA)]
+    return [known[name] for name in (*others, *balanced)]
 
 
 def _named(names: Sequence[str] | None, rows: list[Row]) -> list[Row]:
