@@ -47,8 +47,9 @@ def test_the_readme_says_where_runs_had_a_part_of_the_data(judged):
 
 def test_every_table_says_how_long_it_takes_on_a_cpu_and_on_a_gpu(judged):
     for own in judged.values():
-        told = own.to_json()
-        assert told["minutes"]["cpu"] > told["minutes"]["gpu"] >= 0
+        minutes = own.to_json()["minutes"]
+        assert min(minutes.values()) > 0
+        assert minutes["cpu"] > minutes["gpu"] or minutes["cpu"] < 10  # a GPU is no help to a small table
 
 
 def test_in_eighty_columns_only_what_a_table_is_about_is_cut(judged, capsys, monkeypatch):
