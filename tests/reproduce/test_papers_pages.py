@@ -1,6 +1,7 @@
 """Pages and figures that are committed are those that the commands write from what is committed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from benchmarks import _speeds
 from fedstrata.cli import paper_list
 from fedstrata.reproduce import work
 from fedstrata.reproduce.minutes import in_words
-from fedstrata.reproduce.overview import judge_all
+from fedstrata.reproduce.overview import judge_all, of_paper
 from fedstrata.reproduce.pages import markdown_pages, with_headlines
+from fedstrata.reproduce.picture import gains_picture
 from fedstrata.reproduce.table import PAPERS, all_tables
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,19 @@ def test_the_readme_s_first_table_is_in_step_with_the_results(judged):
     assert with_headlines(readme, judged) == readme, AGAIN
     first = readme.index("| ")
     assert readme[first:].startswith("| paper | table |")
+
+
+def test_the_picture_of_gains_has_them_at_scale(judged):
+    firsts = [of_paper(paper, judged)[0] for paper in PAPERS]
+    drawn = gains_picture(judged)
+    at = {int(tick): float(x) for x, tick in re.findall(r'<text x="([\d.]+)"[^>]*middle[^>]*>([+-]?\d+)<', drawn)}
+    scale = (at[10] - at[0]) / 10
+    full = re.findall(r'<circle cx="([\d.]+)" cy="\d+" r="5" fill="#', drawn)[1:]  # after the legend
+    hollow = re.findall(r'<circle cx="([\d.]+)" cy="\d+" r="5" fill="none"', drawn)[1:]
+    for own, ours, theirs in zip(firsts, full, hollow, strict=True):
+        assert (float(ours) - at[0]) / scale == pytest.approx(100 * own.verdict.contrast.mean, abs=0.05)
+        assert (float(theirs) - at[0]) / scale == pytest.approx(100 * own.verdict.contrast.claimed, abs=0.05)
+        assert f">{own.verdict.word}</text>" in drawn
 
 
 def test_the_readme_says_where_runs_had_a_part_of_the_data(judged):

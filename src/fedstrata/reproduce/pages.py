@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from textwrap import fill
@@ -11,6 +11,7 @@ from fedstrata.core.storage.files import write_atomically
 from fedstrata.reproduce.figures import POINT, departures
 from fedstrata.reproduce.ours import beside_papers
 from fedstrata.reproduce.overview import Judged, in_words, oddities, of_paper
+from fedstrata.reproduce.picture import TITLE, gains_picture
 from fedstrata.reproduce.show import (
     OURS,
     commands,
@@ -25,6 +26,7 @@ from fedstrata.reproduce.table import PAPERS, PaperTable
 from fedstrata.runs.compare.tables import markdown_grid
 
 WRITTEN = "<!-- written by `fedstrata reproduce page`; edit the files under src/fedstrata/reproduce instead -->"
+PICTURE = "gains.svg"
 BEGIN, END = "<!-- papers: written by fedstrata reproduce page -->", "<!-- end of papers -->"
 
 WORDS = """Each row of a table is one method under one setting, *ours* with how many seeds it rests on. A *figure* \
@@ -37,9 +39,10 @@ All = Mapping[str, Judged]  # by id
 
 
 def markdown_pages(judged: All) -> dict[str, str]:
-    """Return an index and a page a paper, by file name."""
+    """Return an index and a page a paper, and the picture that the index shows, by file name."""
     pages = {"README.md": _index(judged), **{f"{paper}.md": _paper(paper, judged) for paper in PAPERS}}
-    return {name: "\n".join(text).rstrip() + "\n" for name, text in pages.items()}
+    written = {name: "\n".join(text).rstrip() + "\n" for name, text in pages.items()}
+    return {**written, PICTURE: gains_picture(judged)}
 
 
 def write_markdown(judged: All, folder: Path) -> list[Path]:
@@ -55,13 +58,25 @@ def with_headlines(text: str, judged: All) -> str:
     """Return a document with the table of each paper that is reproduced first between its marks."""
     before, rest = text.split(BEGIN)
     lines = ["| paper | table | the paper's gain | ours | verdict | command |", "|---|---|---:|---:|---|---|"]
-    for paper, name in PAPERS.items():
-        own = of_paper(paper, judged)[0]
-        table = own.results.table
-        says = f"[{name}](docs/papers/{paper}.md)", _what(table)
-        command = f"`{run_command(table)}`"
-        lines.append(f"| {' | '.join((*says, *_gains(own), f'{own.verdict.word}{_beside_printed(own)}', command))} |")
-    return f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}"
+    for paper, (what, *said, command) in _headlines(judged).items():
+        name = PAPERS[paper]
+        lines.append(f"| {' | '.join((f'[{name}](docs/papers/{paper}.md)', what, *said, f'`{command}`'))} |")
+    picture = f"![{TITLE}](docs/papers/{PICTURE})"
+    return f"{before}{BEGIN}\n\n{picture}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}"
+
+
+def _headlines(judged: All) -> dict[str, tuple[str, ...]]:
+    """Return, by paper, of the table that is reproduced first: what it is, its gains and verdict, and the command."""
+    firsts = {paper: tables[0] for paper in PAPERS if (tables := of_paper(paper, judged))}
+    return {
+        paper: (
+            _what(own.results.table),
+            *_gains(own),
+            f"{own.verdict.word}{_beside_printed(own)}",
+            run_command(own.results.table),
+        )
+        for paper, own in firsts.items()
+    }
 
 
 def _what(table: PaperTable) -> str:
@@ -96,6 +111,7 @@ def _index(judged: All) -> Iterator[str]:
         "[reproduce.md](../reproduce.md), and rest only on runs that lie under `reproduce/results`. A gain is the\n"
         "paper's own method minus its strongest printed baseline, averaged over all conditions.\n"
     )
+    yield f"![{TITLE}]({PICTURE})\n"
     for paper, name in PAPERS.items():
         yield f"## {name}\n\n{fill(in_words(paper, judged), 120)}\n"
         yield "| table | what | runs | the paper's gain | ours | verdict |\n|---|---|---:|---:|---:|---|"
@@ -164,10 +180,18 @@ def html_page(judged: All) -> str:
     body = [
         *heading("The five papers, reproduced", f"{runs} runs so far", list(PAPERS.items())),
         '<main id="main" tabindex="-1">',
+        f'<figure class="gains"><h3>{TITLE}</h3>{gains_picture(judged)}</figure>',
     ]
+    titles = "paper", "table", "the paper's gain", "ours", "verdict", "command"
+    linked = [[f'<a href="#{p}">{PAPERS[p]}</a>', *map(escape, own)] for p, own in _headlines(judged).items()]
+    body += _table(
+        "The table of each paper that is reproduced first", titles, linked, {"word": (0,), "text": (1, 3, 4, 5)}
+    )
     for paper, name in PAPERS.items():
         tables = of_paper(paper, judged)
         body += [f'<h2 id="{paper}">{escape(name)}</h2>', f"<p>{_emphasis(in_words(paper, judged))}</p>"]
+        titles = "table", "what", "runs", "the paper's gain", "ours", "verdict"
+        body += _table("Its tables", titles, _listed_tables(tables), {"word": (0,), "text": (1, 2, 4, 5)}, name)
         odd = [f"{said} ({', '.join(ids)})" for said, ids in oddities(tables).items()]
         body += _listed("What is odd in the paper's own figures", odd) if odd else []
         for own in tables:
@@ -175,27 +199,47 @@ def html_page(judged: All) -> str:
     return document("The five papers, reproduced", [*body, "</main>"], [])
 
 
+def _listed_tables(tables: Iterable[Judged]) -> Iterator[list[str]]:
+    for own in tables:
+        table = own.results.table
+        cells = table.what, state_of(own.results), *_gains(own), own.verdict.word
+        yield [f'<a href="#{_place(table)}">{escape(table.id)}</a>', *map(escape, cells)]
+
+
+def _place(table: PaperTable) -> str:
+    """Return what the section of a table is called in the HTML page: no name holds blanks there."""
+    return escape(table.id.replace(" ", "-"))
+
+
 def _section(own: Judged) -> Iterator[str]:
     table = own.results.table
-    anchor = escape(table.id.replace(" ", "-"))  # which holds no blanks
-    yield f'<h3 id="{anchor}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
+    yield f'<h3 id="{_place(table)}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
     yield "".join(f"<p>{escape(said)}</p>" for said in describe(own.results, own.verdict))
     for title, grid in grids_of(own.results):
-        kinds = [' class="word"' if at < grid.words else "" for at in range(len(grid.titles))]
-        head = "".join(
-            f'<th scope="col"{kind}>{escape(column)}</th>' for column, kind in zip(grid.titles, kinds, strict=True)
-        )
-        rows, named = "", ""
+        rows, named = [], ""
         for at, line in enumerate(grid.lines):
             named = line[0] or named  # every line has its setting, as readers may sort them
-            cells = (_strong(escape(cell), (at, c) in grid.best) for c, cell in enumerate([named, *line[1:]]))
-            rows += f"<tr>{''.join(f'<td{kind}>{cell}</td>' for cell, kind in zip(cells, kinds, strict=True))}</tr>"
-        yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(f"{table.id}, {title}")}"><table>'
-        yield f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            rows.append([_strong(escape(cell), (at, c) in grid.best) for c, cell in enumerate([named, *line[1:]])])
+        yield from _table(title, grid.titles, rows, {"word": range(grid.words)}, table.id)
     remarks = "".join(line for head, items in _remarks(own) for line in _listed(head, items))
     if remarks:
         yield f"<details><summary>Settings that we chose, notes, readings</summary>{remarks}</details>"
     yield f"<p><code>{'<br>'.join(map(escape, commands(own.results)))}</code></p>"
+
+
+def _table(
+    title: str, titles: Sequence[str], rows: Iterable[Sequence[str]], kinds: Mapping[str, Collection[int]], of: str = ""
+) -> Iterator[str]:
+    """Write a table whose cells are HTML already; `kinds`: columns of words, and of text, whose lines are broken."""
+    named = {at: f' class="{kind}"' for kind, own in kinds.items() for at in own}
+    marks = [named.get(at, "") for at in range(len(titles))]
+    head = "".join(f'<th scope="col"{kind}>{escape(column)}</th>' for column, kind in zip(titles, marks, strict=True))
+    label = escape(f"{of}, {title}" if of else title)
+    yield f'<div class="scroll whole" tabindex="0" role="region" aria-label="{label}"><table>'
+    yield f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>"
+    for row in rows:
+        yield f"<tr>{''.join(f'<td{kind}>{cell}</td>' for cell, kind in zip(row, marks, strict=True))}</tr>"
+    yield "</tbody></table></div>"
 
 
 def _listed(head: str, items: list[str]) -> Iterator[str]:
