@@ -111,6 +111,33 @@ def test_a_key_without_its_table_is_told_in_full(name, key):
     refused([f"did you mean {key}?"], {name: 3})
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.selector", "method.selector"),
+        ("train.momentum", "method.server_step.momentum or train.optimizer.momentum"),
+        ("method.lr", "train.lr"),
+        ("method.rounds", "train.rounds"),
+    ],
+)
+def test_a_key_in_the_wrong_table_is_told_with_its_own(key, meant):
+    refused([f"{key} is not an option (did you mean {meant}?); allowed: "], **{key: 3})
+
+
+def test_a_key_of_the_wrong_table_that_begins_like_one_there_is_told_with_that():
+    refused(['train.clients is not an option (did you mean "clients_per_round"?)'], **{"train.clients": 3})
+
+
+@pytest.mark.parametrize("partition", [{}, {"data.partition": "dirichlet-client"}])
+def test_an_option_of_the_partition_is_told_in_full(partition):
+    refused(["data.alpha is not an option", "; did you mean data.partition.alpha?"], **partition, **{"data.alpha": 1})
+
+
+def test_an_option_that_this_partition_does_not_have_is_only_refused():
+    with pytest.raises(RequestError, match=r"data\.alpha is not an option; allowed: [\w, ]+$"):
+        Experiment.of(**{"data.partition": "iid", "data.alpha": 1})
+
+
 def test_an_option_of_another_engine_is_refused_with_the_engine_that_has_it():
     refused(["engine.replicas", 'engine.kind = "ray"', "--set 'engine="], **{"engine.replicas": 2})
 
@@ -224,7 +251,9 @@ def test_a_name_where_its_table_belongs_is_understood():
 
 @pytest.mark.parametrize("source", ["fedavg", "fedavg,scaffold", ["fedavg", "scaffold"]])
 def test_methods_are_no_experiment(source):
-    with pytest.raises(RequestError, match=r"a method goes into method\.name, and several .* into methods"):
+    with pytest.raises(
+        RequestError, match=r"a method goes into method\.name \(--set .* into methods \(--methods fed"
+    ):
         Experiment.of(source)
 
 
@@ -328,7 +357,7 @@ def test_toml_that_no_table_of_ours_can_be_is_refused_in_words(text, said, tmp_p
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    refused(["none.toml", "cannot be read"], tmp_path / "none.toml")
+    refused([f"{tmp_path}/none.toml cannot be read: there is no such file"], tmp_path / "none.toml")
     refused([str(tmp_path), "cannot be read: it is a folder; name an experiment file"], tmp_path)
     (tmp_path / "fedavg" / "seed0").mkdir(parents=True)
     (tmp_path / "fedavg" / "seed0" / "experiment.toml").write_text("")

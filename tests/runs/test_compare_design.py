@@ -204,6 +204,8 @@ def test_same_gives_all_rows_what_the_first_has():
         ({"methods": "fedprox,fedprox(corrections.0.mu=0.01)"}, "fedprox and fedprox(mu=0.01) are the same here"),
         ({"methods": "fedavg", "variants": {"fedavg": {"train.lr": 1}}}, "give them names that tell them apart"),
         ({"methods": "fedavg(a=1)"}, 'fedavg(a=1) = "a" is unknown'),
+        ({"methods": "fedavg(lr=1)"}, 'fedavg(lr=1) = "lr" is unknown (did you mean train.lr?)'),
+        ({"methods": "fedavg", "over": {"alpha": [1, 2]}}, 'over = "alpha" is unknown (did you mean data.partition.'),
         ({"methods": "fedavg(train.lr=1"}, "no closing bracket"),
         ({"methods": "fedavg(train.lr=1,train.lr=2)"}, "sets train.lr twice"),
         ({"methods": "fedavg(train.lrr=1)"}, "fedavg(lrr=1): train.lrr is not an option"),

@@ -376,6 +376,7 @@ def test_the_command_line_a_file_and_python_ask_for_the_same(cli):
         (["--tune", "train.lr=0.1,-1"], "fedavg, lr=-1: train.lr = -1 is not valid"),
         (["--tune", "train.lrr=1,2"], "train.lrr is not an option"),
         (["--tune", "trian.lr=1,2"], 'tune = "trian.lr" is unknown'),
+        (["--tune", "lr=1,2"], 'tune = "lr" is unknown (did you mean train.lr?)'),
         (["--tune", "train.lr=1,2", "--tune", "train.lr=3,4"], "tune: train.lr is named twice"),
         (["--tune", "data.clients=4,5"], "tune: data.clients is no setting of a row"),
         (["--tune", "train.seed=4,5"], "tune: train.seed is no setting of a row"),

@@ -56,6 +56,15 @@ def _who_has(stage: str, option: str, key: str) -> str:
     return f"; {key}.name = {' or '.join(others)} has it" if 0 < len(others) < MANY else ""
 
 
+def _of_partition(own: Mapping[str, Any], option: str) -> str:
+    """Say so where an option is one of the partition, as alpha is; a model has none."""
+    if "partition" not in own:
+        return ""
+    kind = tables.merge(DEFAULTS["partition"], own["partition"], "data.partition")["kind"]
+    known = registry.options("partitions", kind, "data.partition.kind")
+    return f"; did you mean data.partition.{option}?" if option in known else ""
+
+
 def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
     own = {field: getattr(section, field) for field in type(section).model_fields}
@@ -68,7 +77,7 @@ def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     for option in options:
         if option not in known:
             refused = registry.unknown_option(f"{key}.{option}", option, known | set(own))
-            raise RequestError(f"{refused}{_who_has(stage, option, key)}")
+            raise RequestError(f"{refused}{_who_has(stage, option, key) or _of_partition(own, option)}")
     if given:
         return section
     built = registry.build(stage, name, options, key)

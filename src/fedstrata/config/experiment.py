@@ -238,14 +238,14 @@ def _forget_options(table: dict[str, Any], key: str, asked: Any) -> None:
         table[key] = {option: value for option, value in there.items() if option in kept}
 
 
-def _meant(name: str) -> str:
+def meant_key(name: str, like: float = LIKE) -> str:
     """Return the key in full that ends in a name, or in one like it; empty where it is more like a table's."""
     if get_close_matches(name, Experiment.model_fields, n=1, cutoff=LIKE):
         return ""
     by_name: dict[str, list[str]] = {}
     for key in _leaves():
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    near = get_close_matches(name, by_name, n=1, cutoff=LIKE)
+    near = get_close_matches(name, by_name, n=1, cutoff=like)
     keys = sorted(by_name[near[0]], key=lambda key: key.count(".")) if near else []
     return " or ".join(key for key in keys if key.count(".") == keys[0].count("."))
 
@@ -275,11 +275,16 @@ def refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str
     fields = section.model_fields
     for key, value in table.items():
         if key not in fields:
-            if section is Experiment and (meant := _meant(key)):
+            if section is Experiment and (meant := meant_key(key)):
                 raise RequestError(
                     f"{key} is not an option (did you mean {meant}?); tables: {', '.join(sorted(fields))}"
                 )
             if section.model_config.get("extra") == "forbid":
+                near = get_close_matches(key, fields, cutoff=LIKE) or [name for name in fields if name.startswith(key)]
+                top = prefix.rstrip(".") in Experiment.model_fields
+                if top and not near and (meant := meant_key(key, like=1)):  # the right name, in the wrong table
+                    allowed = ", ".join(sorted(fields))
+                    raise RequestError(f"{prefix}{key} is not an option (did you mean {meant}?); allowed: {allowed}")
                 raise registry.unknown_option(f"{prefix}{key}", key, set(fields))
             continue
         hint = fields[key].annotation

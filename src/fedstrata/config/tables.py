@@ -19,7 +19,10 @@ LISTS = {  # what is written into a list, by its key
     "data.noise": '[{ kind = "label-noise", rate = 0.3 }], or { labels = 0.3 }',
     "track": '["tensorboard"]',
 }
-METHODS = "a method goes into method.name, and several that are to be compared into methods"
+METHODS = (
+    "a method goes into method.name (--set method.name=fedprox), and several that are to be compared into methods "
+    "(--methods fedavg,fedprox)"
+)
 
 
 def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
@@ -37,7 +40,8 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         named = all(name in registry.names("methods") for name in str(source).split(","))
-        raise RequestError(f"{source} cannot be read: {error}{f'; {METHODS}' if named else ''}") from None
+        why = "there is no such file" if isinstance(error, FileNotFoundError) else error
+        raise RequestError(f"{source} cannot be read: {why}{f'; {METHODS}' if named else ''}") from None
     return read_toml(text, source)
 
 

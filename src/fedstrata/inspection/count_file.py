@@ -20,6 +20,8 @@ def read_counts(path: str | Path) -> LabelTable:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = [[cell.strip() for cell in line] for line in csv.reader(file) if any(cell.strip() for cell in line)]
+    except FileNotFoundError:
+        raise RequestError(f"{path} cannot be read: there is no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RequestError(f"{path} cannot be read: {error}") from None
     if not lines:

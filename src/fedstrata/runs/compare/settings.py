@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from fedstrata.config import tables
-from fedstrata.config.experiment import Experiment
+from fedstrata.config.experiment import Experiment, meant_key
 from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.methods.recipes import STAGES
@@ -51,6 +51,8 @@ def full_key(key: str, what: str) -> str:
     if first in STAGES:
         return f"method.{key}"
     if first not in SECTIONS:
+        if meant := meant_key(key, like=1):
+            raise RequestError(f'{what} = "{key}" is unknown (did you mean {meant}?)')
         raise unknown_name(what, key, [*SECTIONS, *STAGES])
     return key
 
