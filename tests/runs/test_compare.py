@@ -90,6 +90,13 @@ def test_a_row_that_costs_more_is_told_beside_the_table(cli):
     assert "note: beside fedavg, scaffold took 2 times the bytes; --budget bytes=... makes the bytes equal" in err
 
 
+def test_a_budget_is_not_advised_to_who_has_set_it(cli):
+    code, _, err = cli("compare", "--methods", "fedavg,scaffold", *SETS, "--budget", "bytes=1kB", "-q")
+    assert code == 0
+    assert "note: beside fedavg, scaffold took 2 times the bytes\n" in err
+    assert "scaffold: train.stop.bytes = 1,000 was overspent by" in err
+
+
 def test_the_command_prints_a_table(cli):
     code, out, err = cli("compare", "--methods", "fedavg,sfl", "--seeds", "2", *SETS, "-q")
     assert code == 0

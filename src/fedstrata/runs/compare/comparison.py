@@ -256,7 +256,8 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What a reader of the rows should not miss."""
         said: dict[str, list[str]] = {}
-        costs = costs_apart(self.entries, [self.done(condition.name) for condition in self.conditions])
+        budgeted = self.base["train"].get("stop", {}).get("bytes") is not None
+        costs = costs_apart(self.entries, [self.done(condition.name) for condition in self.conditions], budgeted)
         for condition in self.conditions:
             for remark in remarks_of(self.entries, self.seeds, self.done(condition.name), self.metrics):
                 said.setdefault(remark, []).append(condition.name)

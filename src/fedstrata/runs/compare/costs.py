@@ -11,8 +11,11 @@ COSTS = {"bytes": ("bytes_up", "bytes_down", "bytes_p2p"), "client updates": ("c
 APART = 1.5  # times: costs of rows that differ by more are said
 
 
-def costs_apart(entries: Sequence[Entry], by_condition: Sequence[Summaries]) -> list[str]:
-    """Say how many times the bytes and client updates of the first row others took, where rows differ much in them."""
+def costs_apart(entries: Sequence[Entry], by_condition: Sequence[Summaries], budgeted: bool = False) -> list[str]:
+    """Say how many times the bytes and client updates of the first row others took, where rows differ much in them.
+
+    Where all had the same budget of bytes (`budgeted`), that one is not advised: the note on what overspent it says why.
+    """
     first = entries[0].name
     told: dict[str, dict[str, list[str]]] = {entry.name: {} for entry in entries}  # costs by row and how many times
     for cost, keys in COSTS.items():
@@ -28,7 +31,7 @@ def costs_apart(entries: Sequence[Entry], by_condition: Sequence[Summaries]) -> 
         if own
     ]
     bytes_too = any("bytes" in costs for own in told.values() for costs in own.values())
-    hint = "; --budget bytes=... makes the bytes equal" if bytes_too else ""
+    hint = "; --budget bytes=... makes the bytes equal" if bytes_too and not budgeted else ""
     return [f"beside {first}, {', '.join(rows)}{hint}"] if rows else []
 
 
