@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import typer
-from typer.core import TyperArgument
+from typer.core import TyperArgument, TyperOption
 
 from fedstrata.cli import app
 
@@ -38,6 +39,18 @@ def test_every_argument_says_what_it_is(cli):
         assert [own.name for own in arguments if not own.help] == [], path
         found += len(arguments)
     assert found > 20
+
+
+def test_every_option_says_its_default_in_words_and_whether_it_may_come_again(cli):
+    for path in all_commands():
+        command = typer.main.get_command(app)
+        for name in path:
+            command = command.commands[name]
+        for option in (own for own in command.params if isinstance(own, TyperOption)):
+            assert option.help, (path, option.name)
+            assert not re.search(r"; [\d.]+$", option.help.rstrip(".")), (path, option.help)
+            assert not option.multiple or "any number of times" in option.help, (path, option.help)
+        assert "INTEGER" not in cli(*path, "--help")[1], path
 
 
 @pytest.mark.parametrize("words", [("rn",), ("reproduce", "rum")], ids=" ".join)

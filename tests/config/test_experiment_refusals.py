@@ -251,9 +251,7 @@ def test_a_name_where_its_table_belongs_is_understood():
 
 @pytest.mark.parametrize("source", ["fedavg", "fedavg,scaffold", ["fedavg", "scaffold"]])
 def test_methods_are_no_experiment(source):
-    with pytest.raises(
-        RequestError, match=r"a method goes into method\.name \(--set .* into methods \(--methods fed"
-    ):
+    with pytest.raises(RequestError, match=r"a method goes into method\.name \(--set .* into methods \(--methods fed"):
         Experiment.of(source)
 
 

@@ -47,7 +47,9 @@ def console(
     board: Annotated[
         bool, typer.Option("--board", help="Show it in a browser, beside the runs; on this machine only.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --board; 0 takes any that is free.")] = 8765,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port of --board; 0 takes any that is free.")
+    ] = 8765,
     runs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Runs that --board lists; without it, where the last run lies.")
     ] = None,

@@ -63,7 +63,9 @@ def fetch(
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="OPTION=VALUE", help="Option of the data set, e.g. classes=two."),
+        typer.Option(
+            "--set", metavar="OPTION=VALUE", help="Option of the data set, e.g. classes=two; any number of times."
+        ),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -108,7 +110,8 @@ def import_(
         str | None, typer.Option(metavar="COLUMN", help="Column of a table that names the client.")
     ] = None,
     drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Column of a table that is no feature; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column of a table that is no feature; any number of times."),
     ] = None,
     fill: Annotated[
         str | None, typer.Option(metavar="median|NUMBER", help="What stands in for missing numbers of a table.")

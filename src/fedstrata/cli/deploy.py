@@ -132,9 +132,7 @@ def client(
     ] = None,
     allow_part: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MODULE:NAME", help="A part of one's own that servers may name; may be given several times."
-        ),
+        typer.Option(metavar="MODULE:NAME", help="A part of one's own that servers may name; any number of times."),
     ] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",

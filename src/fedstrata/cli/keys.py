@@ -24,7 +24,7 @@ class NewByDefault(TyperGroup):
 
 app = typer.Typer(
     cls=NewByDefault,
-    help="Make the keys of a federation, and change who is in it. Without a word, DIR is that of `new`.",
+    help="Make the keys of a federation, and change who is in it. `keys DIR` is `keys new DIR`.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -33,7 +33,7 @@ app = typer.Typer(
 Made = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `deploy keys` made, with ca/ in it.")]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", metavar="NAME_OR_IP", help="What sites call the server; may be given several times."),
+    typer.Option("--host", metavar="NAME_OR_IP", help="What sites call the server; any number of times."),
 ]
 
 

@@ -13,14 +13,17 @@ ExperimentFile = Annotated[
     Path | None,
     typer.Argument(
         metavar="[EXPERIMENT.toml]",
-        help="Experiment file; the embedded default without one.",
+        help="Experiment file; without one, the defaults: FedAvg on digits.",
         readable=False,  # whoever opens a file says in one line why it cannot be read
     ),
 ]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key, e.g. train.rounds=10.", autocompletion=completing.settings
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the experiment, e.g. train.rounds=10; any number of times. docs/experiment.md has all.",
+        autocompletion=completing.settings,
     ),
 ]
 AsJson = Annotated[

@@ -47,10 +47,13 @@ def predict(
             readable=False,
         ),
     ],
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write them as CSV.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the predictions to this CSV file.")
+    ] = None,
     keys: Keys = None,
     all_classes: Annotated[
-        bool, typer.Option("--all-classes", help="The probability of every class too, not of the likeliest alone.")
+        bool,
+        typer.Option("--all-classes", help="Also give the probability of every class, not of the likeliest alone."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

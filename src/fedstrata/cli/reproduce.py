@@ -70,9 +70,14 @@ def listing(results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
 @app.command()
 def run(
     names: Names,
-    quick: Annotated[bool, typer.Option("--quick", help="Every run tiny, once: to see that it works.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Make every run once, tiny, on embedded data, and keep none: to see that it works."
+        ),
+    ] = False,
     minutes: Annotated[
-        float | None, typer.Option(metavar="N", help="Stop after so long; the same command goes on.")
+        float | None, typer.Option(metavar="N", help="Stop after N minutes; the same command goes on.")
     ] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Make every N-th run, from the I-th: one share a machine.")
@@ -81,10 +86,14 @@ def run(
         bool, typer.Option("--primary", help="Only what the verdict needs: the paper's method, its best baseline.")
     ] = False,
     rows: Annotated[
-        list[str] | None, typer.Option("--row", metavar="NAME", help="Only this row of the table; repeat for more.")
+        list[str] | None, typer.Option("--row", metavar="NAME", help="Only this row of the table; any number of times.")
     ] = None,
     reading: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Read the paper in another way that the file names.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Follow another reading of the paper; `fedstrata reproduce show ID` names them.",
+        ),
     ] = None,
     beside: Annotated[
         str | None,

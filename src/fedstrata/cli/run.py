@@ -72,7 +72,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Continue the run in this folder; with --set train.rounds=N, to N rounds.",
+            help="Continue the run in this folder; with --set train.rounds=N, up to N rounds.",
             autocompletion=completing.run_folders,
         ),
     ] = None,

@@ -14,7 +14,7 @@ APART = 1.5  # times: costs of rows that differ by more are said
 def costs_apart(entries: Sequence[Entry], by_condition: Sequence[Summaries], budgeted: bool = False) -> list[str]:
     """Say how many times the bytes and client updates of the first row others took, where rows differ much in them.
 
-    Where all had the same budget of bytes (`budgeted`), that one is not advised: the note on what overspent it says why.
+    Where all had the same budget of bytes (`budgeted`), none is advised: another note says what overspent it.
     """
     first = entries[0].name
     told: dict[str, dict[str, list[str]]] = {entry.name: {} for entry in entries}  # costs by row and how many times
