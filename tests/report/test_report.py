@@ -206,6 +206,15 @@ def test_a_comparison_shows_means_with_bands_and_its_table(compared):
     (compared.path / "later.json").rename(compared.path / "comparison.json")
 
 
+def test_a_figure_names_the_methods_that_it_cannot_show(tmp_path):
+    for method in ("fedavg", "stratify-batch"):  # of which a round sums up many steps
+        train(method=method, overrides=SMALL, federation=tiny_federation(), out=tmp_path / method)
+    shown = figures.overlays(gather([tmp_path / "fedavg", tmp_path / "stratify-batch"]).runs_data)
+    said = {figure.name: figure.said for figure in shown}
+    assert said["update-norm"].endswith(" Not drawn, because no round tells it: stratify-batch.")
+    assert "Not drawn" not in figures.curves.say_absent([RunData.read(tmp_path / "fedavg")], "update_norm")
+
+
 def test_tables_of_a_comparison_leave_out_what_all_have_in_common(compared):
     gathered = gather([compared.path])
     for seconds, row in enumerate(gathered.rows):

@@ -196,7 +196,7 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
         said = "Each client's accuracy on its own test data at the end. The worst tenth is shaded."
         yield Shown("clients", "ranked", "Clients, worst first", said, drawn)
     if several and (drawn := curves.curves(runs_data, "update_norm")):
-        said = band + "The length of the clients' updates."
+        said = f"{band}The length of the clients' updates.{curves.say_absent(runs_data, 'update_norm')}"
         yield Shown("clients", "update-norm", "Mean length of updates", said, drawn)
 
 

@@ -56,6 +56,13 @@ def curves(runs_data: Sequence[RunData], metric: str = "accuracy", against: str 
     return drawn if drawn.data else None
 
 
+def say_absent(runs_data: Sequence[RunData], metric: str) -> str:
+    """Name the groups that a figure of a metric leaves out, because none of their rounds has it."""
+    groups = group_runs(runs_data).items()
+    absent = [group for group, own in groups if not any(len(_points(run_data, metric)) for run_data in own)]
+    return f" Not drawn, because no round tells it: {', '.join(absent)}." if absent else ""
+
+
 def accuracy(run_data: RunData, against: str = "rounds") -> go.Figure | None:
     """Draw three sides of one run's accuracy: of all samples, of all labels alike, of the clients it serves worst."""
     drawn = _empty(against, "accuracy", f"{run_data.name}: accuracy")
