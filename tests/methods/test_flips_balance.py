@@ -23,7 +23,10 @@ def warnings_of(replayed):
 
 def test_more_clusters_than_a_round_has_clients_are_allowed_with_an_event():
     done = replay(Flips(clusters=12, repeats=2), record_of(0.3), rounds=12, k=5)
-    assert warnings_of(done)[0] == "12 clusters take turns in rounds of 5 clients"
+    assert warnings_of(done)[0] == (
+        "12 clusters take turns in rounds of 5 clients, so no round has them all; method.selector.clusters=5 makes as "
+        "many as a round has clients"
+    )
     assert all(len(clients) == 5 for clients in done.selected)
     assert not any("take turns" in why for why in warnings_of(replay(Flips(clusters=5), record_of(0.3), rounds=2, k=5)))
 

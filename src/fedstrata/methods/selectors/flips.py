@@ -184,7 +184,10 @@ class Flips(Selector):
         about = {"davies_bouldin": curve, "searched": found.searched} | members
         view.note("clusters", **again, clusters=len(found.centres), **about)
         if len(found.centres) > view.k:
-            why = f"{len(found.centres)} clusters take turns in rounds of {view.k} clients"
+            why = (
+                f"{len(found.centres)} clusters take turns in rounds of {view.k} clients, so no round has them all; "
+                f"method.selector.clusters={view.k} makes as many as a round has clients"
+            )
             view.note("warning", what="method.selector", why=why)
         self._rehearse(state, view, ids)
 
