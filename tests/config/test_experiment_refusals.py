@@ -357,6 +357,9 @@ def test_toml_that_no_table_of_ours_can_be_is_refused_in_words(text, said, tmp_p
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     refused([f"{tmp_path}/none.toml cannot be read: there is no such file"], tmp_path / "none.toml")
     refused([str(tmp_path), "cannot be read: it is a folder; name an experiment file"], tmp_path)
+    (tmp_path / "pyproject.toml").touch()  # of a project in which somebody works: no experiment
+    with pytest.raises(RequestError, match=r"name an experiment file$"):
+        Experiment.of(tmp_path)
     (tmp_path / "fedavg" / "seed0").mkdir(parents=True)
     (tmp_path / "fedavg" / "seed0" / "experiment.toml").write_text("")
     refused([f"name an experiment file, such as {tmp_path}/fedavg/seed0/experiment.toml"], tmp_path)

@@ -130,6 +130,12 @@ def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp
     assert describe_remark(AT_SITES[5][0]) == "round 4: site lost its state: bonn (clients 1)"
 
 
+def test_a_fallback_says_the_reason_and_then_what_is_used_instead():
+    event = {"event": "fallback", "what": "train.clients_per_round", "used": 20, "why": "fewer clients hold data"}
+    said = "fallback: train.clients_per_round: fewer clients hold data; used instead: 20"
+    assert describe_remark(event) == said
+
+
 def test_every_event_is_a_fault_or_known_to_be_none():
     harmless = {"terraform", "schedule", "clusters", "extrapolated", "engine", "sites", "server_lr", "clipped"}
     harmless |= {"labels_masked", "histograms_blurred", "clusters_masked", "features_masked"}

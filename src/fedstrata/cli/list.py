@@ -31,7 +31,7 @@ def listing(
         print(json.dumps(list(registry.STAGES)) if as_json else "\n".join(registry.STAGES))
         return
     if kind not in registry.STAGES:
-        raise unknown_name("list", kind, registry.STAGES)
+        raise unknown_name("KIND", kind, registry.STAGES)
     kinds = [kind, "noises"] if kind == "partitions" else [kind]  # noise wraps whatever partition there is
     parts = [registry.describe(k, name) for k in kinds for name in registry.names(k)]
     if as_json:

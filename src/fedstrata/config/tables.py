@@ -48,7 +48,7 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
 def _file_in(folder: Path) -> str:
     """Name the experiment of a run folder, or of the first run of a comparison."""
     found = (file for deep in ("*.toml", "*/*/experiment.toml", "*/*/*/experiment.toml") for file in folder.glob(deep))
-    first = min(found, default=None)
+    first = min((file for file in found if file.name != "pyproject.toml"), default=None)
     return "" if first is None else f", such as {first}"
 
 

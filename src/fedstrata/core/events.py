@@ -68,8 +68,8 @@ def describe_fault(event: Mapping[str, Any]) -> Fault:
     elif kind == "fewer_clients":
         why = f"{event['wanted']} clients were wanted, {event['there']} were there"
     elif kind in ("fallback", "warning", "insecure"):
-        used = f"{event['used']} used: " if "used" in event else ""
-        why = f"{event.get('what', '')}: {used}{why}"
+        used = f"; used instead: {event['used']}" if "used" in event else ""
+        why = f"{event.get('what', '')}: {why}{used}"
     elif kind == "tracker":
         round, why = None, f"{event['what']}: {why}"
     elif kind == "label_dropped":
