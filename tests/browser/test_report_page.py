@@ -207,3 +207,18 @@ def test_rounds_can_be_stepped_through_and_played(window, tmp_path):
     page.keyboard.press("Home")
     expect(said).to_contain_text("Round 1 of 5: 3 of 4")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_runs_with_long_names_fit_a_telephone(window, tmp_path):
+    folders = [
+        tmp_path / f"{at}-alpha=0.1, clients_per_round=5, a name that is longer than a telephone is wide" for at in "ab"
+    ]
+    for folder in folders:
+        run = written.begun(folder, clients=4)
+        run.log("clients", counts=[[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]])
+        steps = [{"kind": "train", "clients": [0, 1]}]
+        run.log("round", round=1, accuracy=0.5, steps=steps, bytes_up=2000, bytes_down=3000, bytes_p2p=0)
+    (tmp_path / "report.html").write_text(report(gather(folders)))
+    page = window(f"file://{tmp_path}/report.html", width=390)
+    expect(page.locator(".replay select").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -284,8 +284,9 @@ def test_the_report_has_one_table_with_heat_and_small_curves(swept):
     gathered = gather([swept.path])
     assert not gathered.warnings, "data differ between conditions, and may"
     assert make_title(gathered) == "2 methods on digits under 4 conditions, 2 seeds"
-    assert outcome(gathered).startswith("Of 2 methods under 4 conditions, so often each has the highest accuracy: ")
+    assert outcome(gathered).startswith("Of 2 methods, each has the highest accuracy under so many of 4 conditions")
     text = page(gathered)
+    assert "<caption>" not in text, "it is as wide as its table, and would be cut off where that scrolls"
     table = text[text.index('<table class="heat">') : text.index("</table>")]
     heats = [int(heat) for heat in re.findall(r"--heat:(\d+)%", table)]
     assert len(heats) == 8

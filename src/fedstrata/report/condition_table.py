@@ -66,7 +66,8 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
     )
     region = 'class="scroll" tabindex="0" role="region" aria-label="Methods by condition"'
     table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div {region}><table class="heat"><caption>{about}</caption>{table}</table></div>'
+    note = f'<p class="quiet">{about}</p>'  # above what scrolls: a caption is as wide as its table
+    return f'{note}<div {region}><table class="heat">{table}</table></div>'
 
 
 def _column(rows: Sequence[Row], runs: Sequence[Sequence[RunData]], metric: Metric) -> list[str]:

@@ -132,7 +132,9 @@ def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
         return f"{ranked[0][0]} under {len(names)} conditions{between}."
     said = "; ".join(f"{method} {count}" for method, count in ranked if count)
     most = "lowest" if metric.lower else "highest"
-    return f"Of {len(ranked)} methods under {len(names)} conditions, so often each has the {most} {title}: {said}."
+    equals = ", equals counted for each" if sum(wins.values()) > len(names) else ""
+    many = f"under so many of {len(names)} conditions{equals}"
+    return f"Of {len(ranked)} methods, each has the {most} {title} {many}: {said}."
 
 
 def _figure(row: dict[str, Any], metric: Metric) -> str:
