@@ -36,6 +36,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "fedstrata.train" in (tmp_path / "site/reference/python/index.html").read_text()
     assert "longest" in (tmp_path / "site/tutorials/own-selector/index.html").read_text()
+    assert "td:first-child code" in (tmp_path / "site/site.css").read_text()
+    assert 'href="../site.css"' in (tmp_path / "site/experiment/index.html").read_text()
 
 
 def test_the_gallery_shows_the_pictures_that_its_script_takes():
