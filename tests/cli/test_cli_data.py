@@ -33,6 +33,16 @@ def _no_package(monkeypatch):
 # ---- list ----------------------------------------------------------------------------------------------------------
 
 
+def test_what_was_imported_is_told_in_words(cli, folder):
+    np.savez("mine.npz", x=np.ones((10, 2)), y=np.arange(10) % 2)
+    code, out, _ = cli("data", "import", "mine", "mine.npz")
+    assert code == 0
+    said = dict(line.split(maxsplit=1) for line in out.replace("test samples", "tests").splitlines()[:-1])
+    assert (said["state"], said["samples"], said["tests"], said["options"]) == ("complete", "8", "2", "path=mine")
+    assert "True" not in out
+    assert out.splitlines()[-1] == 'use it with data.name = "own", data.path = "mine"'
+
+
 def test_list_names_every_set_and_says_what_is_there(cli, tmp_path, folder):
     (tmp_path / "covtype.data.gz").write_bytes(covtype())
     np.savez("mine.npz", x=np.ones((10, 2)), y=np.arange(10) % 2)

@@ -170,8 +170,21 @@ def _tell(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(row))
         return
-    for key, value in row.items():
-        print(f"{key:14} {value if isinstance(value, str | int) else json.dumps(value)}")
+    name, options, state, samples, test_samples, size, licence = _cells(row)
+    told = {
+        "name": name,
+        "options": options,
+        "state": state,
+        "samples": samples,
+        "test samples": test_samples,
+        "size": "" if size == "-" else f"{size} MB",
+        "licence": licence,
+        "folder": row["path"],
+        "source": row["source"],
+    }
+    for title, value in told.items():
+        if value:
+            print(f"{title:14} {value}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
