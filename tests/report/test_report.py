@@ -265,6 +265,9 @@ def test_titles_say_what_is_shown(small, compared, tmp_path):
     assert make_title(gather([small.path])) == "fedavg on data from Python"
     assert make_title(gather([small.path, other.path])) == "2 runs on data from Python"
     assert make_title(gather([cell / "seed-0", small.path])) == "2 runs on data from Python"
+    told = re.search(r'<p class="outcome">(.*?)</p>', page(gather([small.path])))[1]
+    assert "&nbsp;%" in told
+    assert " %" not in told, "a line of a narrow window could begin with it"
 
 
 def test_runs_on_different_data_are_shown_with_a_warning(small, tmp_path):

@@ -65,7 +65,8 @@ def heading(
     """
     links = "".join(f'<a href="#{key}">{escape(name)}</a>' for key, name in sections)
     yield '<a class="skip" href="#main">Skip to the content</a>'
-    yield f'<header><h1>{escape(title)}</h1><p class="outcome">{escape(said)}</p></header>'
+    whole = escape(said).replace(" %", "&nbsp;%")  # no line begins with the sign
+    yield f'<header><h1>{escape(title)}</h1><p class="outcome">{whole}</p></header>'
     yield f'<div class="bar"><nav aria-label="Sections">{links}</nav>{controls}'
     yield f'<button type="button" id="theme">Dark colours</button>{methods}</div>'
 
