@@ -243,6 +243,36 @@ def test_a_vmapped_trainer_takes_as_many_as_it_has_replicas():
         torch.testing.assert_close(one.aggregated["update"], other.aggregated["update"], rtol=0, atol=1e-12)
 
 
+class Words(nn.Module):
+    """The mean of the embeddings of a sample's tokens."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(9, 4, **options), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(1))
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}, {}])
+def test_embeddings_are_trained_alike_whether_clients_are_trained_at_once_or_not(options):
+    rng = np.random.default_rng(0)
+    clients = [(rng.integers(0, 9, (12, 5)), np.arange(12) % 3) for _ in range(4)]
+    asked = {"train.rounds": 2, "train.clients_per_round": "all", "engine.precision": "fp64", "train.lr": 1.0}
+    ways = [
+        train(
+            model=Words(**options), federation=Federation.from_clients(clients), overrides={**asked, "engine.vmap": w}
+        )
+        for w in ("never", "auto", "always")
+    ]
+    for way in ways[1:]:
+        for name, tensor in ways[0].model().items():
+            torch.testing.assert_close(way.model()[name], tensor, rtol=0, atol=1e-9)
+    if "padding_idx" in options:
+        assert not ways[1].model()["table.weight"][0].any()
+
+
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 

@@ -47,8 +47,10 @@ class VmappedTrainer:
     """Replicas that train several clients at once, with a trainer for probes and batch plans."""
 
     def __init__(self, trainer: Trainer, replicas: int):
-        if trainer.norms:
+        if trainer.space.normed:
             raise ValueError("batch norms take statistics over a client's own batch, without padding")
+        if _has_special_rows(trainer.network):
+            raise ValueError("embeddings with padding_idx, max_norm or scale_grad_by_freq are not trained many at once")
         self.trainer, self.replicas = trainer, replicas
         buf, device = trainer.buf, trainer.buf.w.device
 
@@ -193,4 +195,18 @@ def worth_grouping(module: nn.Module, products: float, device: str) -> bool:
     """Say whether training many clients in one step pays: tiny models, whose batches do not share statistics."""
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
     small = sum(p.numel() for p in module.parameters()) < SMALL
-    return not normed and small and products < (TINY if device == "cpu" else TINY_ON_GPU)
+    able = not normed and not _has_special_rows(module)
+    return able and small and products < (TINY if device == "cpu" else TINY_ON_GPU)
+
+
+def _has_special_rows(module: nn.Module) -> bool:
+    """Say whether an embedding treats rows otherwise than by looking them up.
+
+    vmap lays the tables of all replicas end to end and looks up there, without `padding_idx` and `scale_grad_by_freq`:
+    a row of padding would be trained like any other, and nothing would say so. `max_norm` it takes client by client.
+    """
+    return any(
+        layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    )
