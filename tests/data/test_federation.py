@@ -336,6 +336,8 @@ def test_features_that_are_not_finite_are_refused(value, to):
         ({"x": PIXELS}, "the training set has samples of type uint8, the test set of type float32"),
         ({"partition": "iid"}, "clients says already who holds what.*or leave the partition out"),
         ({"clients": ["a", "b", "c"] * 4, "partition": Iid()}, "clients says already"),
+        ({"clients": ["a", "b", None] * 4, "test": 0.2}, "4 owners are missing, the first at row 2; drop those rows"),
+        ({"clients": np.array([1, 2, NAN] * 4), "test": 0.2}, "4 owners are missing, the first at row 2"),
         ({"clients": {"a": [0, 1], "b": [2]}, "partition": {"kind": "iid"}}, "clients says already"),
         ({"test": (X[:3], Y[:2])}, "3 samples but 2 labels"),
         ({"y": np.zeros((12, 2), int)}, r"one-dimensional.*\(12, 2\)"),

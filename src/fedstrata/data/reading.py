@@ -117,7 +117,7 @@ def read_labels(labels: Any) -> np.ndarray:
     if y.dtype.kind == "f":
         missing = np.flatnonzero(np.isnan(y))
     else:
-        missing = np.flatnonzero([_is_missing(v) for v in y] if y.dtype.kind in "OU" else [])
+        missing = np.flatnonzero([is_missing(v) for v in y] if y.dtype.kind in "OU" else [])
     if len(missing):
         raise RequestError(f"{len(missing)} labels are missing, the first at row {missing[0]}; drop those rows")
     if y.dtype.kind == "U" or (y.dtype.kind == "O" and any(isinstance(v, str) for v in y)):
@@ -146,7 +146,8 @@ def _several_labels(y: np.ndarray) -> str:
     return f"labels must be one-dimensional, one a sample; got shape {y.shape}"
 
 
-def _is_missing(label: Any) -> bool:
+def is_missing(label: Any) -> bool:
+    """Say whether a label, or the name of a client, is a gap."""
     return label is None or label == "" or (isinstance(label, float) and math.isnan(label))
 
 
