@@ -273,6 +273,27 @@ def test_embeddings_are_trained_alike_whether_clients_are_trained_at_once_or_not
         assert not ways[1].model()["table.weight"][0].any()
 
 
+class Centred(nn.Module):
+    """Takes the mean of the batch away, as a norm of one's own does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(self.drop(x - x.mean(0) if self.training else x))
+
+
+def test_a_module_that_looks_at_the_whole_batch_does_not_see_padding():
+    asked = {"data.clients": 6, "data.samples": 200, "train.rounds": 2, "engine.precision": "fp64"}
+    runs = {w: train(model=Centred(), overrides={**asked, "engine.vmap": w}) for w in ("never", "always")}
+    assert runs["always"].curve("loss_test") == runs["never"].curve("loss_test")
+    remarks = [str(e.get("wall")) for e in runs["always"].events() if e["event"] == "engine"]
+    assert "one by one: what the model makes of a sample depends on the batch" in "".join(remarks)
+
+
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
