@@ -376,6 +376,8 @@ def test_the_final_model_holds_frozen_parameters_and_loads_into_the_network(tmp_
     other = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     other.load_state_dict(run.model())
     assert torch.equal(other[0].weight, net[0].weight)
+    assert list(run.model()) == list(run.best.model()) == list(net.state_dict())
+    assert list(Run(tmp_path / "run").model()) == sorted(net.state_dict())
 
 
 def test_where_a_run_is_executed_may_change_on_the_way(tmp_path):
