@@ -1,6 +1,7 @@
 """A federation: built from whatever the user holds, data by index, and a server that knows only what was declared."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -384,6 +385,19 @@ def test_a_federation_that_cannot_be_is_refused_with_the_reason(how, said):
 def test_clients_whose_data_cannot_be_joined_are_refused(clients, said):
     with pytest.raises(RequestError, match=said):
         Federation.from_clients(clients)
+
+
+@pytest.mark.parametrize(("labels", "warned"), [((-1, 0, 1, 2), 1), ((-1, 0, 1), 0), ((-1, 1), 0), ((0, 1, 2, 3), 0)])
+def test_a_label_of_minus_one_before_the_others_is_warned_of(labels, warned, recwarn):
+    federation = build(y=np.resize(labels, 12), test=0.0)
+    assert federation.classes == labels
+    assert ["label -1 is taken as a class" in str(w.message) for w in recwarn] == [True] * warned
+
+
+@pytest.mark.parametrize("x", [torch.eye(12).to_sparse(), SimpleNamespace(toarray=None)])
+def test_sparse_features_are_refused_with_what_to_do(x):
+    with pytest.raises(RequestError, match=r"features must be dense.* give x.toarray\(\), or x.to_dense\(\)"):
+        build(x=x)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
-from fedstrata.data.feature_checks import ARGUMENT, KEY, describe_ids, describe_sizes, warn_of_sizes
+from fedstrata.data.feature_checks import ARGUMENT, KEY, describe_ids, describe_sizes, warn_of_no_label, warn_of_sizes
 from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.items import is_data_set, join_samples, name_data_sets, read_train_and_test, refuse_other_columns
@@ -459,6 +459,7 @@ class Federation:
         federation = cls(**parts, name=name, speeds=read_speeds(speeds))
         if scale is None and inputs is None and federation.uneven_features is not None:
             warn_of_sizes(federation.uneven_features)
+        warn_of_no_label(federation.classes)
         return federation
 
     @classmethod

@@ -63,6 +63,8 @@ def read_samples(
 
 def read_features(x: Any, alone: bool = False) -> Tensor:
     """Read samples as one tensor, [n, ...]; with `alone`, a single row of numbers is one sample."""
+    if hasattr(x, "toarray") or (isinstance(x, Tensor) and x.layout != torch.strided):
+        raise RequestError(f"features must be dense, not {type(x).__name__}: give x.toarray(), or x.to_dense()")
     if isinstance(x, Tensor):
         tensor = x.detach().cpu()
         tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
