@@ -1,6 +1,7 @@
 """A Flower app like any other, but for its strategy, and a query by which clients say what labels they have.
 
-Run it with `flwr run examples/flower-app`; the `--node-config` of SuperNodes says `partition-id` and `num-partitions`.
+Run it with `flwr run examples/flower-app local --stream`, which simulates clients; at real SuperNodes their
+`--node-config` says `partition-id` and `num-partitions`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from sklearn.datasets import load_digits
 
 from fedstrata.flower_strategy import Strategy, describe
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()  # one name a line: `flwr run` looks for them without running this
+server = ServerApp()
 
 
 @server.main()

@@ -6,6 +6,7 @@ import json
 import sys
 import traceback
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,14 @@ def test_only_the_last_frames_of_own_code_are_shown(tmp_path):
     assert said.startswith("ZeroDivisionError: division by zero\n")
     assert said.count("deep.py") == 3
     assert in_short("no traceback") is None
+
+
+def test_a_package_that_brings_parts_is_own_code_wherever_it_is_installed(monkeypatch):
+    frames = [
+        f'  File "/base/lib/site-packages/{name}/a.py", line 1, in f\n    {name}()\n' for name in ("click", "mine")
+    ]
+    said = f"Traceback (most recent call last):\n{''.join(frames)}KeyError: 3\n"
+    assert in_short(said) is None
+    entry = EntryPoint("selectors.mine", "mine.a:Mine", "fedstrata.parts")
+    monkeypatch.setattr("fedstrata.cli.tracebacks.other_packages", lambda: [entry])
+    assert in_short(said) == "KeyError: 3\n" + frames[1].rstrip("\n")

@@ -69,6 +69,53 @@ def test_frozen_parameters_stay_and_do_not_travel():
     close(trained(work, report)["head.weight"], by_hand.head.weight.detach())
 
 
+class FrozenNorm(nn.Module):
+    """A norm that keeps its statistics, as beside layers that were trained before."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.norm.running_mean.fill_(0.3)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.norm(self.fc(x)).relu())
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_norm_that_a_module_keeps_in_eval_mode_keeps_its_statistics(pad):
+    torch.manual_seed(0)
+    work = session_of(FrozenNorm())
+    report = context(trainer_of(work, pad), work, 2)  # 17 samples in fours: the last batch of one is trained on too
+    by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1))
+    model = trained(work, report)
+    for name, tensor in by_hand.state_dict().items():
+        if name in model:
+            close(model[name], tensor)
+
+
+class Louder(nn.Module):
+    """Does something of its own in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(2 * x if self.training else x)
+
+
+def test_a_module_that_is_given_in_eval_mode_is_trained_in_train_mode():
+    torch.manual_seed(0)
+    work = session_of(Louder().eval())
+    by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1))
+    close(trained(work, context(trainer_of(work), work, 2))["head.weight"], by_hand.head.weight.detach())
+
+
 class Tied(nn.Module):
     """One matrix, used twice."""
 

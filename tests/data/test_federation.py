@@ -1,6 +1,7 @@
 """A federation: built from whatever the user holds, data by index, and a server that knows only what was declared."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -336,6 +337,8 @@ def test_features_that_are_not_finite_are_refused(value, to):
         ({"x": PIXELS}, "the training set has samples of type uint8, the test set of type float32"),
         ({"partition": "iid"}, "clients says already who holds what.*or leave the partition out"),
         ({"clients": ["a", "b", "c"] * 4, "partition": Iid()}, "clients says already"),
+        ({"clients": ["a", "b", None] * 4, "test": 0.2}, "4 owners are missing, the first at row 2; drop those rows"),
+        ({"clients": np.array([1, 2, NAN] * 4), "test": 0.2}, "4 owners are missing, the first at row 2"),
         ({"clients": {"a": [0, 1], "b": [2]}, "partition": {"kind": "iid"}}, "clients says already"),
         ({"test": (X[:3], Y[:2])}, "3 samples but 2 labels"),
         ({"y": np.zeros((12, 2), int)}, r"one-dimensional.*\(12, 2\)"),
@@ -382,6 +385,19 @@ def test_a_federation_that_cannot_be_is_refused_with_the_reason(how, said):
 def test_clients_whose_data_cannot_be_joined_are_refused(clients, said):
     with pytest.raises(RequestError, match=said):
         Federation.from_clients(clients)
+
+
+@pytest.mark.parametrize(("labels", "warned"), [((-1, 0, 1, 2), 1), ((-1, 0, 1), 0), ((-1, 1), 0), ((0, 1, 2, 3), 0)])
+def test_a_label_of_minus_one_before_the_others_is_warned_of(labels, warned, recwarn):
+    federation = build(y=np.resize(labels, 12), test=0.0)
+    assert federation.classes == labels
+    assert ["label -1 is taken as a class" in str(w.message) for w in recwarn] == [True] * warned
+
+
+@pytest.mark.parametrize("x", [torch.eye(12).to_sparse(), SimpleNamespace(toarray=None)])
+def test_sparse_features_are_refused_with_what_to_do(x):
+    with pytest.raises(RequestError, match=r"features must be dense.* give x.toarray\(\), or x.to_dense\(\)"):
+        build(x=x)
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,50 @@ def test_partitions_by_name():
         Federation.from_arrays(x, y, 4, partition="dirichlet")
     with pytest.raises(RequestError, match=r"partition\.alfa is not an option"):
         Federation.from_arrays(x, y, 4, partition={"kind": "dirichlet-class", "alfa": 0.3})
+
+
+def test_a_sample_of_several_arrays_is_refused():
+    items = [((torch.ones(3), torch.ones(2)), i % 2) for i in range(20)]
+    with pytest.raises(RequestError, match="client 0: a sample must be one array, tensor or image, not a tuple"):
+        Federation.from_clients([Dicts(items)])
+
+
+class Random(Dataset):
+    """Draws something anew each time a sample is read, as augmentation does."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return torch.rand(3), i % 2
+
+
+def test_samples_that_differ_each_time_they_are_read_are_warned_of():
+    with pytest.warns(UserWarning, match="each is read only once: crops, flips .* set train.augment"):
+        Federation.from_dataset(Random(), HALVES, scale="none")
+    gaps = TensorDataset(torch.full((20, 3), float("nan")), torch.arange(20) % 2)
+    with pytest.raises(RequestError, match="hold NaN"):  # and no warning: a gap is not another gap
+        Federation.from_dataset(gaps, HALVES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (["b", "a"], "has the columns of {} in another order; they are taken by position"),
+        (["a", "c"], "has other columns than {}: b, c; they are taken by position"),
+    ],
+)
+def test_data_frames_whose_columns_differ_are_refused(columns, said):
+    pandas = pytest.importorskip("pandas")
+    x, y = np.arange(24.0).reshape(12, 2) / 24, np.arange(12) % 3
+    one, other = pandas.DataFrame(x, columns=["a", "b"]), pandas.DataFrame(x, columns=columns)
+    same, differing = (one, y), (other, y)
+    assert len(Federation.from_clients([same, same], test=same)) == 2
+    with pytest.raises(RequestError, match=f"^client 1 {said.format('client 0')}"):
+        Federation.from_clients([same, differing])
+    with pytest.raises(RequestError, match=f"^test {said.format('client 0')}"):
+        Federation.from_clients([same, same], test=differing)
+    with pytest.raises(RequestError, match=f"^test of client 0 {said.format('client 0')}"):
+        Federation.from_clients([same], test=[differing])
+    with pytest.raises(RequestError, match=f"^test {said.format('x')}"):
+        Federation.from_arrays(one, y, [range(0, 6), range(6, 12)], test=differing)

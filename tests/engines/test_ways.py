@@ -243,6 +243,57 @@ def test_a_vmapped_trainer_takes_as_many_as_it_has_replicas():
         torch.testing.assert_close(one.aggregated["update"], other.aggregated["update"], rtol=0, atol=1e-12)
 
 
+class Words(nn.Module):
+    """The mean of the embeddings of a sample's tokens."""
+
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(9, 4, **options), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(1))
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}, {}])
+def test_embeddings_are_trained_alike_whether_clients_are_trained_at_once_or_not(options):
+    rng = np.random.default_rng(0)
+    clients = [(rng.integers(0, 9, (12, 5)), np.arange(12) % 3) for _ in range(4)]
+    asked = {"train.rounds": 2, "train.clients_per_round": "all", "engine.precision": "fp64", "train.lr": 1.0}
+    ways = [
+        train(
+            model=Words(**options), federation=Federation.from_clients(clients), overrides={**asked, "engine.vmap": w}
+        )
+        for w in ("never", "auto", "always")
+    ]
+    for way in ways[1:]:
+        for name, tensor in ways[0].model().items():
+            torch.testing.assert_close(way.model()[name], tensor, rtol=0, atol=1e-9)
+    if "padding_idx" in options:
+        assert not ways[1].model()["table.weight"][0].any()
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch away, as a norm of one's own does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(self.drop(x - x.mean(0) if self.training else x))
+
+
+def test_a_module_that_looks_at_the_whole_batch_does_not_see_padding():
+    asked = {"data.clients": 6, "data.samples": 200, "train.rounds": 2, "engine.precision": "fp64"}
+    runs = {w: train(model=Centred(), overrides={**asked, "engine.vmap": w}) for w in ("never", "always")}
+    assert runs["always"].curve("loss_test") == runs["never"].curve("loss_test")
+    remarks = [str(e.get("wall")) for e in runs["always"].events() if e["event"] == "engine"]
+    assert "one by one: what the model makes of a sample depends on the batch" in "".join(remarks)
+
+
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 

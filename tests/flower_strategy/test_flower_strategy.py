@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("flwr")
 
 from flower_run import pretend_to_be_started
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.config import validate_config
 from flwr.serverapp.strategy import FedAvg, FedYogi
 
 from fedstrata import Combiner, Federation, RequestError, train
@@ -217,6 +219,12 @@ def test_wishes_that_cannot_be_fulfilled_are_refused():
         result(Strategy("size"), InMemory(*[lambda message: RecordDict()] * 2))
     with pytest.raises(RequestError, match="clients_per_round"):
         Strategy(fraction_train=0.5)
+
+
+def test_flwr_run_finds_the_apps_of_the_example():
+    folder = Path(__file__).parents[2] / "examples/flower-app"
+    valid, errors, _ = validate_config(tomllib.loads((folder / "pyproject.toml").read_text()), True, folder)
+    assert (valid, errors) == (True, [])
 
 
 def test_the_example_is_an_app_that_learns(monkeypatch, capsys):

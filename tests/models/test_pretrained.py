@@ -107,7 +107,11 @@ def test_a_run_starts_from_them_and_says_what_starts_afresh(federation, tmp_path
         ),
         (lambda w: {k: v for k, v in w.items() if k != "bn1.weight"}, {}, "bn1.weight needs .* nothing like it"),
         (lambda w: {"weights": [1, 2]}, {}, "holds no weights; save them with torch.save"),
-        (lambda w: nn.Linear(2, 2), {}, "cannot be read: Weights only load failed"),  # whole objects are code
+        (
+            lambda w: nn.Linear(2, 2),
+            {},
+            "cannot be read: Weights only load failed, because .*save them with",
+        ),  # whole objects are code
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(federation, change, more, said, tmp_path):
@@ -116,6 +120,27 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(federation, change,
     with pytest.raises(RequestError, match=rf"(?s)model.init = .*{said}"):
         fedstrata.train(federation=federation, overrides=asked, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["w.pth", "run/model.safetensors"])
+def test_frozen_layers_are_those_of_the_module_that_is_given(name, tmp_path):
+    def build():
+        net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        net[0].requires_grad_(False)
+        return net
+
+    clients = [(np.eye(4, dtype=np.float32).repeat(3, 0), np.arange(12) % 3)] * 2
+    given = {"federation": fedstrata.Federation.from_clients(clients, test=clients[0])}
+    run = fedstrata.train(model=build(), overrides={"train.rounds": 1}, out=tmp_path / "run", **given)
+    torch.save(run.model(), tmp_path / "w.pth")
+    asked = {"train.rounds": 1, "train.lr": 1e-12, "model.init": str(tmp_path / name)}
+    with pytest.raises(RequestError, match=r"0.weight is frozen and has other values in the file.*load_state_dict"):
+        fedstrata.train(model=build(), overrides=asked, **given)
+    same = build()
+    same[0].load_state_dict({key: run.model()[f"0.{key}"] for key in ("weight", "bias")})
+    again = fedstrata.train(model=same, overrides=asked, **given)
+    for key, tensor in run.model().items():
+        torch.testing.assert_close(again.model()[key], tensor)
 
 
 def test_a_file_that_is_not_there_or_no_file_of_weights_is_refused(federation, tmp_path):

@@ -321,6 +321,22 @@ def test_a_run_goes_on_only_with_its_own_data_and_model(tmp_path):
         resume(tmp_path / "given", federation=fed, model=torch.nn.Linear(4, 3, bias=False))
 
 
+def test_a_run_does_not_go_on_with_other_frozen_layers(tmp_path):
+    def build():
+        net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+        net[0].requires_grad_(False)
+        return net
+
+    fed, net, other, again = tiny_federation(), build(), build(), build()
+    again[0].load_state_dict(net[0].state_dict())  # what is trained comes from the checkpoint
+    asked = {"train.rounds": 3}
+    whole = train(federation=fed, model=net, overrides=asked, out=tmp_path / "whole")
+    interrupted(tmp_path / "cut", 1, federation=fed, model=net, overrides=asked)
+    with pytest.raises(RequestError, match=r"the model given is not the one .*; its frozen layers count as well"):
+        resume(tmp_path / "cut", federation=fed, model=other)
+    assert equal(whole, resume(tmp_path / "cut", federation=fed, model=again))
+
+
 def test_a_finished_run_that_was_edited_is_refused_too(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
     file = run.path / "experiment.toml"
@@ -360,6 +376,8 @@ def test_the_final_model_holds_frozen_parameters_and_loads_into_the_network(tmp_
     other = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     other.load_state_dict(run.model())
     assert torch.equal(other[0].weight, net[0].weight)
+    assert list(run.model()) == list(run.best.model()) == list(net.state_dict())
+    assert list(Run(tmp_path / "run").model()) == sorted(net.state_dict())
 
 
 def test_where_a_run_is_executed_may_change_on_the_way(tmp_path):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sysconfig
+from itertools import pairwise
 from pathlib import Path
+
+from fedstrata.core.registry import other_packages
 
 BEGIN = "Traceback (most recent call last):"
 FRAME = re.compile(r'  File "(?P<path>[^"]+)", line \d+, in ')
@@ -30,10 +33,19 @@ def in_short(said: str) -> str | None:
 
 
 def _is_own(frame: str) -> bool:
-    """Say whether a frame lies outside of this package, of what is installed and of Python itself."""
+    """Say whether a frame lies outside of this package, of what is installed and of Python itself.
+
+    Packages that bring parts are installed, and the user's own all the same. Packages may lie in several places, such
+    as those of an environment and of the one below it.
+    """
     match = FRAME.match(frame)
     if match is None or match["path"].startswith("<"):
         return False
-    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     path = Path(match["path"]).resolve()
-    return not any(path.is_relative_to(there.resolve()) for there in (Path(__file__).parents[1], *installed))
+    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    if path.is_relative_to(Path(__file__).parents[1]):
+        return False
+    for place, name in pairwise(path.parts):
+        if place in ("site-packages", "dist-packages"):
+            return name.removesuffix(".py") in {entry.module.partition(".")[0] for entry in other_packages()}
+    return not any(path.is_relative_to(there.resolve()) for there in installed)

@@ -106,6 +106,7 @@ class Trainer:
         self.draws = key_dropout(module, self.clock) or self._augments
         self._ready = local.inputs.keeps(buf.x)  # samples lie here as the network takes them
         self.network = Network(module, local.head, local.half)
+        self.network.train()  # a user's module may have been given in eval mode
         self.params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         self.gradients: list[Tensor] | None = [p.of(buf.g) for p in space.params]  # None: there are no such views
         self.norms, self.tally = Norms.of(module), Tally()

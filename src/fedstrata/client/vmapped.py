@@ -35,6 +35,7 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_context import Batch, Buffers
 from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Report, Task, Tensors
+from fedstrata.core.rng import seed_torch
 
 REPLICATED = ("w", "g", "b", "w0", "b0", "loss")  # what every replica has of its own
 MOST_REPLICAS = 64  # most clients that are trained at once
@@ -47,8 +48,10 @@ class VmappedTrainer:
     """Replicas that train several clients at once, with a trainer for probes and batch plans."""
 
     def __init__(self, trainer: Trainer, replicas: int):
-        if trainer.norms:
+        if trainer.space.normed:
             raise ValueError("batch norms take statistics over a client's own batch, without padding")
+        if _has_special_rows(trainer.network):
+            raise ValueError("embeddings with padding_idx, max_norm or scale_grad_by_freq are not trained many at once")
         self.trainer, self.replicas = trainer, replicas
         buf, device = trainer.buf, trainer.buf.w.device
 
@@ -62,6 +65,7 @@ class VmappedTrainer:
         self._t = torch.zeros_like(buf.t)
         self._replicas = [self._at(i) for i in range(replicas)]
         self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
+        self._looked = False  # whether samples go their own ways through the model
 
     @property
     def state(self) -> list[Tensor]:
@@ -74,6 +78,11 @@ class VmappedTrainer:
         """Train clients that received the same model; reports and new state in task order."""
         trainer = self.trainer
         trainer.load(tasks[0].down)
+        if not self._looked:
+            if _mixes_samples(trainer):
+                raise ValueError("what the model makes of a sample depends on the batch, which would hold padding here")
+            self._looked = True
+            trainer.load(tasks[0].down)
         planned = []
         for client, task, client_state in zip(clients, tasks, client_states, strict=True):
             planned.append(trainer.plan_batches(trainer.make_context(client, task, client_state)))
@@ -193,4 +202,34 @@ def worth_grouping(module: nn.Module, products: float, device: str) -> bool:
     """Say whether training many clients in one step pays: tiny models, whose batches do not share statistics."""
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
     small = sum(p.numel() for p in module.parameters()) < SMALL
-    return not normed and small and products < (TINY if device == "cpu" else TINY_ON_GPU)
+    able = not normed and not _has_special_rows(module)
+    return able and small and products < (TINY if device == "cpu" else TINY_ON_GPU)
+
+
+def _has_special_rows(module: nn.Module) -> bool:
+    """Say whether an embedding treats rows otherwise than by looking them up.
+
+    vmap lays the tables of all replicas end to end and looks up there, without `padding_idx` and `scale_grad_by_freq`:
+    a row of padding would be trained like any other, and nothing would say so. `max_norm` it takes client by client.
+    """
+    return any(
+        layer.padding_idx is not None or layer.max_norm is not None or layer.scale_grad_by_freq
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    )
+
+
+def _mixes_samples(trainer: Trainer) -> bool:
+    """Say whether a module of one's own takes means over a batch, or the like: batches are padded to one width."""
+    buf = trainer.buf
+    n = min(4, buf.index.shape[1], len(buf.x))
+    apart = torch.arange(n, device=buf.x.device) * (len(buf.x) // n)
+    answers = []
+    for rows in (apart, apart[:1].repeat(n)):
+        trainer.network.train()
+        trainer.clock.keys, trainer.clock.uses = buf.keys[0, :n], 0
+        with torch.no_grad(), seed_torch(0):  # what is drawn is the same both times
+            _, logits = trainer.network(trainer.local.inputs(buf.x[rows], buf.w.dtype))
+        answers.append(logits[0])
+    beside_others, beside_itself = answers
+    return not torch.allclose(beside_others, beside_itself, rtol=1e-4, atol=1e-5)

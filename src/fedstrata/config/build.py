@@ -278,9 +278,11 @@ def initial_model(
     if init is not None:
         key = f'model.init = "{init}"'
         places = (*plan.space.params, *plan.space.buffers)
+        frozen = {name: weights for name, weights in module.named_parameters() if not weights.requires_grad}
         given, info = read_model(Path(init), key)
         if info is None:
-            needed = {place.name: place.shape for place in places}
+            needed = {name: tuple(weights.shape) for name, weights in frozen.items()}
+            needed |= {place.name: place.shape for place in places}
             fitting, afresh = fit_weights(given, needed, plan.local.head, key)
             given = named | fitting
             if afresh is not None:
@@ -294,6 +296,12 @@ def initial_model(
                 found = tuple(given[place.name].shape) if place.name in given else "nothing"
                 of = "" if info is None else f", a {info.model['name']}"
                 raise RequestError(f"{key}: {place.name} needs shape {place.shape}, the file{of}, has {found}")
+        for name, weights in frozen.items():
+            if name not in given or not torch.equal(given[name].to(weights), weights):
+                raise RequestError(
+                    f"{key}: {name} is frozen and has other values in the file, and frozen layers are the module's "
+                    "own: load the file into it with load_state_dict, and leave model.init out"
+                )
         named |= given
     return plan.space.flatten(named, plan.local.dtype)
 

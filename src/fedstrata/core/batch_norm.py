@@ -87,8 +87,12 @@ class Norms:
 
     @classmethod
     def of(cls, module: nn.Module) -> Norms:
-        """Find a module's batch norms and let them ask here."""
-        norms = cls({name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)})
+        """Find the batch norms of a module that was told to train, and let them ask here.
+
+        Not those that it keeps in eval mode all the same, as one does beside frozen layers: they always use their
+        running statistics, and are layers like any other.
+        """
+        norms = cls({name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm) and m.training})
         for name, layer in norms.layers.items():
             layer.forward = _Forward(norms, name, layer)  # type: ignore[method-assign,assignment]
         return norms

@@ -48,7 +48,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
 def names(stage: str) -> dict[str, str]:
     """Return the parts of a stage: name -> "module:attribute"."""
     table: dict[str, str] = dict(import_module(STAGES[stage][0]).PARTS)
-    for entry in _other_packages():
+    for entry in other_packages():
         kind, _, name = entry.name.partition(".")
         if kind == stage and name in table:
             raise RequestError(f"the package behind {entry.value} calls a part of {stage} {name}: that name is taken")
@@ -58,15 +58,15 @@ def names(stage: str) -> dict[str, str]:
 
 
 @cache
-def _other_packages() -> EntryPoints:
-    """Look through what is installed, which takes as long as the first round of a small run."""
+def other_packages() -> EntryPoints:
+    """Look through what is installed for packages that bring parts; takes as long as the first round of a small run."""
     return entry_points(group="fedstrata.parts")
 
 
 def forget_parts() -> None:
     """Look again at what is installed: packages that bring parts have come or gone."""
     names.cache_clear()
-    _other_packages.cache_clear()
+    other_packages.cache_clear()
 
 
 def find(stage: str, name: str, key: str) -> Any:

@@ -13,7 +13,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
-from fedstrata.data.items import is_data_set, read_dataset
+from fedstrata.data.items import is_data_set, read_dataset, refuse_other_columns
 from fedstrata.data.ownership import copy_rows, deal_samples, owner_names, read_holders, take_for_server
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.preprocessing import Preprocessing
@@ -44,6 +44,8 @@ def assemble(
         test = read_dataset(test)
     if not isinstance(test, tuple | float | int):
         raise RequestError("test must be a tuple (x, y), (x, y, groups), a torch Dataset or the fraction to hold out")
+    if isinstance(test, tuple):
+        refuse_other_columns({"x": (x,), "test": test})
     gaps = scale is not None and preprocessing is not None and preprocessing.fills
     samples, classes = read_samples(x, y, groups, gaps=gaps)
     if not len(samples):

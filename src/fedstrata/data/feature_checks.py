@@ -13,6 +13,7 @@ from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.warn_caller import warn_caller
 from fedstrata.data.preprocessing import Column
+from fedstrata.data.reading import Label
 
 ARGUMENT = 'scale="federated"'  # what whoever gives arrays in Python can set
 KEY = 'data.scale = "federated"'  # what whoever names files can: in an experiment, or at a site
@@ -87,3 +88,11 @@ def describe_ids(x: np.ndarray, split: Split, columns: Sequence[Column]) -> str 
 def warn_of_sizes(said: str) -> None:
     """Warn whoever gives such features."""
     warn_caller(f'{said}; scale="none" leaves them so, and this unsaid')
+
+
+def warn_of_no_label(classes: Sequence[Label]) -> None:
+    """Warn of -1 before 0, 1, 2, ..., which says by custom that a sample has no label; -1, 0, 1 are classes."""
+    if len(classes) > 3 and list(classes) == list(range(-1, len(classes) - 1)):
+        warn_caller(
+            "label -1 is taken as a class like the others; where it says that there is no label, drop those rows"
+        )

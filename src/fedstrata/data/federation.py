@@ -21,10 +21,10 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
-from fedstrata.data.feature_checks import ARGUMENT, KEY, describe_ids, describe_sizes, warn_of_sizes
+from fedstrata.data.feature_checks import ARGUMENT, KEY, describe_ids, describe_sizes, warn_of_no_label, warn_of_sizes
 from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
-from fedstrata.data.items import is_data_set, join_samples, read_train_and_test
+from fedstrata.data.items import is_data_set, join_samples, name_data_sets, read_train_and_test, refuse_other_columns
 from fedstrata.data.noise import Noise, disturb
 from fedstrata.data.ownership import read_speeds
 from fedstrata.data.partitions.base import Partition
@@ -459,6 +459,7 @@ class Federation:
         federation = cls(**parts, name=name, speeds=read_speeds(speeds))
         if scale is None and inputs is None and federation.uneven_features is not None:
             warn_of_sizes(federation.uneven_features)
+        warn_of_no_label(federation.classes)
         return federation
 
     @classmethod
@@ -542,12 +543,15 @@ class Federation:
         x, y, rows = join_samples(clients)
         names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
         pair = isinstance(test, tuple) and all(hasattr(one, "shape") for one in test)
+        if pair:
+            refuse_other_columns({**name_data_sets(clients), "test": test})
         if pair or isinstance(test, float | int) or is_data_set(test):
             return replace(cls.from_arrays(x, y, rows, test=test, scale=scale, seed=seed), names=names)
         if isinstance(test, Mapping):
             if not isinstance(clients, Mapping) or set(test) != set(clients):
                 raise RequestError("clients that have names must have the same ones in test")
             test = {name: test[name] for name in clients}
+        refuse_other_columns({**name_data_sets(clients), **name_data_sets(test, "test of client")})
         test_x, test_y, test_rows = join_samples(test, "test of client")
         federation = cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows, scale=scale)
         return replace(federation, names=names)

@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.warn_caller import warn_caller
 from fedstrata.data.reading import read_features, read_labels, refuse_mixed_pixels
 
 SAMPLE = ("x", "image", "img", "input", "inputs", "pixel_values", "features", "data", "sample")
 LABEL = ("y", "label", "labels", "target", "targets", "class", "fine_label")
+AGAIN = 4  # samples that are read twice, to see whether they are the same
 
 Read = tuple[Tensor, np.ndarray]  # samples and labels
 
@@ -41,17 +43,26 @@ def read_dataset(data: Any) -> Read:
     items = [data[i] for i in range(len(data))]
     if not items:
         return torch.zeros(0, 0), np.zeros(0, dtype=np.int64)
+    again = [data[i] for i in range(min(len(data), AGAIN))]
     if isinstance(items[0], Mapping):
         x, y = _keys(items[0])
         if lacking := [i for i, item in enumerate(items) if x not in item or y not in item]:
             raise RequestError(f"item {lacking[0]} of the data set has no {x} or no {y}")
         samples, labels = [item[x] for item in items], [item[y] for item in items]
+        again = [item[x] for item in again]
         labels = _class_names(data, y, labels)
     else:
         if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
             raise RequestError("every item of a data set must be a pair (sample, label), or a dict of them")
         samples, labels = [item[0] for item in items], [item[1] for item in items]
-    return read_features(_stacked(samples)), read_labels(labels)
+        again = [item[0] for item in again]
+    features = _stacked(samples)
+    if not torch.equal(*(t.view(torch.uint8) for t in (_stacked(again), features[: len(again)]))):  # a gap is itself
+        warn_caller(
+            "samples of the data set differ each time they are read, and each is read only once: crops, flips and "
+            "other random changes stay as they were drawn; leave them out, and set train.augment"
+        )
+    return read_features(features), read_labels(labels)
 
 
 def read_train_and_test(data: Any) -> tuple[Read, Read | None]:
@@ -89,6 +100,8 @@ def _stacked(samples: Sequence[Any]) -> Tensor:
         arrays = [np.asarray(sample.convert("L" if grey else "RGB")) for sample in samples]
         x = [torch.from_numpy(np.array(a[None] if grey else a.transpose(2, 0, 1))) for a in arrays]
     else:
+        if strange := [type(sample).__name__ for sample in samples if isinstance(sample, tuple | list | Mapping)]:
+            raise RequestError(f"a sample must be one array, tensor or image, not a {strange[0]} of several")
         x = [torch.as_tensor(np.asarray(sample)) for sample in samples]
     if len(shapes := {tuple(t.shape) for t in x}) > 1:
         raise RequestError(f"samples must all have the same shape; there are {sorted(shapes)}")
@@ -99,24 +112,44 @@ def join_samples(
     data_sets: Mapping[str, Any] | Sequence[Any], of: str = "client"
 ) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
     """Join one data set a client into shared arrays, with the rows of each; `of`: whose, in what is refused."""
-    named = data_sets if isinstance(data_sets, Mapping) else dict(enumerate(data_sets))
+    named = name_data_sets(data_sets, of)
+    refuse_other_columns(named)
     pairs = []
-    for client, data in named.items():
+    for holder, data in named.items():
         try:
             x, y = read_dataset(data)
             if len(x) != len(y):  # here, because totals may match, and the labels of others would move
                 raise RequestError(f"{len(x)} samples but {len(y)} labels")
         except RequestError as error:
-            raise RequestError(f"{of} {client}: {error}") from None
+            raise RequestError(f"{holder}: {error}") from None
         pairs.append((x, y))
     held = [(x, y) for x, y in pairs if len(y)]
     if not held:
         raise RequestError("no client has any samples")
     if len(shapes := {tuple(x.shape[1:]) for x, _ in held}) > 1:
         raise RequestError(f"clients hold samples of different shapes: {sorted(shapes)}")
-    refuse_mixed_pixels({f"{of} {client}": x.dtype for client, (x, y) in zip(named, pairs, strict=True) if len(y)})
+    refuse_mixed_pixels({holder: x.dtype for holder, (x, y) in zip(named, pairs, strict=True) if len(y)})
     if len({y.dtype.kind for _, y in held}) > 1:
         raise RequestError("some clients name their labels by text, others by number; use one of them")
     stops = np.cumsum([len(y) for _, y in pairs])
     rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
     return torch.cat([x for x, _ in held]), np.concatenate([y for _, y in held]), rows
+
+
+def name_data_sets(data_sets: Mapping[str, Any] | Sequence[Any], of: str = "client") -> dict[str, Any]:
+    """Return data sets by what they are called in errors."""
+    named = data_sets if isinstance(data_sets, Mapping) else dict(enumerate(data_sets))
+    return {f"{of} {name}": data for name, data in named.items()}
+
+
+def refuse_other_columns(data_sets: Mapping[str, Any]) -> None:
+    """Refuse data frames, by holder, with other columns than the first: samples are taken by position, not by name."""
+    tables = {holder: data[0] for holder, data in data_sets.items() if isinstance(data, tuple | list) and len(data)}
+    columns = {holder: list(map(str, x.columns)) for holder, x in tables.items() if hasattr(x, "columns")}
+    first = next(iter(columns), "")
+    for holder, names in columns.items():
+        if names != columns[first]:
+            other = sorted(set(names) ^ set(columns[first]))
+            how = f"other columns than {first}: {', '.join(other)}"
+            how = how if other else f"the columns of {first} in another order"
+            raise RequestError(f"{holder} has {how}; they are taken by position, so give all tables the same")

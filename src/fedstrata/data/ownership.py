@@ -13,7 +13,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.rng import Streams
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.reading import Samples
+from fedstrata.data.reading import Samples, is_missing
 
 
 def deal_samples(partition: Any, clients: Any, train: Labelled, test: Labelled, streams: Streams) -> Deal:
@@ -99,6 +99,9 @@ def _given(clients: Any, samples: int) -> Split:
         raise RequestError(
             f"clients names {len(flat)} owners for {samples} samples; give rows a client, or one owner each"
         )
+    missing = [i for i, owner in enumerate(flat.tolist()) if is_missing(owner)] if flat.dtype.kind in "fO" else []
+    if missing:
+        raise RequestError(f"{len(missing)} owners are missing, the first at row {missing[0]}; drop those rows")
     owner = np.unique(flat, return_inverse=True)[1]
     return Split.sized(np.argsort(owner, kind="stable"), np.bincount(owner))
 

@@ -63,6 +63,8 @@ def read_samples(
 
 def read_features(x: Any, alone: bool = False) -> Tensor:
     """Read samples as one tensor, [n, ...]; with `alone`, a single row of numbers is one sample."""
+    if hasattr(x, "toarray") or (isinstance(x, Tensor) and x.layout != torch.strided):
+        raise RequestError(f"features must be dense, not {type(x).__name__}: give x.toarray(), or x.to_dense()")
     if isinstance(x, Tensor):
         tensor = x.detach().cpu()
         tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
@@ -117,7 +119,7 @@ def read_labels(labels: Any) -> np.ndarray:
     if y.dtype.kind == "f":
         missing = np.flatnonzero(np.isnan(y))
     else:
-        missing = np.flatnonzero([_is_missing(v) for v in y] if y.dtype.kind in "OU" else [])
+        missing = np.flatnonzero([is_missing(v) for v in y] if y.dtype.kind in "OU" else [])
     if len(missing):
         raise RequestError(f"{len(missing)} labels are missing, the first at row {missing[0]}; drop those rows")
     if y.dtype.kind == "U" or (y.dtype.kind == "O" and any(isinstance(v, str) for v in y)):
@@ -146,7 +148,8 @@ def _several_labels(y: np.ndarray) -> str:
     return f"labels must be one-dimensional, one a sample; got shape {y.shape}"
 
 
-def _is_missing(label: Any) -> bool:
+def is_missing(label: Any) -> bool:
+    """Say whether a label, or the name of a client, is a gap."""
     return label is None or label == "" or (isinstance(label, float) and math.isnan(label))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedstrata.core.errors import RequestError
 
 PICKLED = (".pt", ".pth", ".bin")
+MORE = "Weights only load failed"
 INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights among other things
 WRAPPED = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before names
 OURS = (  # torchvision's names, and those of our models
@@ -38,6 +39,8 @@ def read_weights(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, str
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (OSError, SafetensorError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if said.startswith(MORE):  # torch goes on with how to run the code in it
+            said = f"{MORE}, because it holds more than weights; save them with torch.save(module.state_dict(), ...)"
         raise RequestError(f"{key} cannot be read: {said}") from None
 
 

@@ -411,9 +411,9 @@ class Run(Predictor):
         Returns
         -------
         dict
-            Tensors by name, for `load_state_dict`.
+            Tensors by name, for `load_state_dict`, in the order of the module that was trained, or else by name.
         """
-        return load((self.path / "model.safetensors").read_bytes())
+        return _in_order(load((self.path / "model.safetensors").read_bytes()), self._network)
 
     @property
     def saved(self) -> SavedModel:
@@ -433,6 +433,12 @@ class Run(Predictor):
 def _curves(rounds: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of what can be drawn by round: numbers."""
     return {name for e in rounds for name, value in e.items() if isinstance(value, int | float) and name != "round"}
+
+
+def _in_order(tensors: Mapping[str, Tensor], network: nn.Module | None) -> dict[str, Tensor]:
+    """Put tensors in the order of the network's, which a file has not; Flower's clients go by it."""
+    places = {} if network is None else {name: i for i, name in enumerate(network.state_dict())}
+    return {name: tensors[name] for name in sorted(tensors, key=lambda name: (places.get(name, len(places)), name))}
 
 
 def _no_run(path: Path, missing: Sequence[str]) -> RequestError:
@@ -475,9 +481,9 @@ class BestRound(Predictor):
         Returns
         -------
         dict
-            Tensors by name, for `load_state_dict`.
+            Tensors by name, for `load_state_dict`, in the same order as those of `Run.model`.
         """
-        return load(self.path.read_bytes())
+        return _in_order(load(self.path.read_bytes()), self._network)
 
     @property
     def saved(self) -> SavedModel:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from fedstrata.config.build import build_plan, initial_model
@@ -80,10 +81,16 @@ class Session:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a checkpoint belongs to: these samples at these clients, and this architecture."""
-        space = self.plan.space
-        layout = repr((self.plan.local.build(), space.params, space.buffers))
-        return {"data": self.federation.identity, "model": sha256(layout.encode()).hexdigest()}
+        """What a checkpoint belongs to: these samples at these clients, and this architecture with its frozen weights.
+
+        Frozen weights are not in checkpoints: resumed with others, what was trained would sit on layers it never saw.
+        """
+        space, module = self.plan.space, self.plan.local.build()
+        digest = sha256(repr((module, space.params, space.buffers)).encode())
+        for weights in module.parameters():
+            if not weights.requires_grad:
+                digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return {"data": self.federation.identity, "model": digest.hexdigest()}
 
     @property
     def hides_data(self) -> bool:

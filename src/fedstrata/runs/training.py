@@ -261,7 +261,8 @@ def resume(
             return run_session(session, folder, session.initial_state(folder.log), watched)
         for what, identity in session.identity.items():
             if manifest["identity"][what] != identity:
-                raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
+                frozen = "; its frozen layers count as well" if what == "model" else ""
+                raise RequestError(f"the {what} given is not the one that {folder.path} was trained with{frozen}")
         with session.plan.naming_states():
             state, client_states = folder.checkpoints.read(manifest, like=session.initial_state(init=False))
         if extended:
