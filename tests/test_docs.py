@@ -133,6 +133,7 @@ PARTS = {  # keys whose value is a part, or has options of one beside its own ke
     "method.server_step": "server_steps",
     "train.optimizer": "optimizers",
     "train.lr_schedule": "lr_schedules",
+    "train.evaluate.metrics": "metrics",
     "track": "trackers",
     "engine": "engines",
 }

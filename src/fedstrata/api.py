@@ -16,6 +16,7 @@ from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
+from fedstrata.core.metric import Metric
 from fedstrata.core.options import BelowOne, Count, Fraction, LocalPath, NonNegative, Positive
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan
@@ -54,6 +55,7 @@ from fedstrata.testing import (
     check_driver,
     check_engine,
     check_lr_schedule,
+    check_metric,
     check_model,
     check_noise,
     check_partition,
@@ -106,6 +108,7 @@ __all__ = [
     "LocalEngineOptions",
     "LocalPart",
     "LocalPath",
+    "Metric",
     "Noise",
     "NonNegative",
     "Optimizer",
@@ -151,6 +154,7 @@ __all__ = [
     "check_driver",
     "check_engine",
     "check_lr_schedule",
+    "check_metric",
     "check_model",
     "check_noise",
     "check_partition",

@@ -32,6 +32,7 @@ CHECKS = {
     "partitions": testing.check_partition,
     "models": lambda part: testing.check_model(part, training=not isinstance(part, LARGE)),
     "lr_schedules": testing.check_lr_schedule,
+    "metrics": testing.check_metric,
     "noises": testing.check_noise,
     "datasets": lambda part: testing.check_dataset(part) if isinstance(part, Digits) else check_part(part),
     # tests/engines/test_ray.py checks that on a cluster: one of its own takes minutes to start on a busy machine

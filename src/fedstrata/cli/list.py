@@ -13,7 +13,7 @@ from fedstrata.cli.wrapping import beside
 
 KINDS = (
     "methods, selectors, samplers, corrections, combiners, partitions, datasets, models, engines, "
-    "schedules, drivers, server_steps, optimizers, lr_schedules, noises, trackers"
+    "schedules, drivers, server_steps, optimizers, lr_schedules, metrics, noises, trackers"
 )
 
 

@@ -137,6 +137,7 @@ def conclude(done: Run, as_json: bool) -> None:
     """Print the outcome of a run."""
     from fedstrata.config.experiment import Experiment
     from fedstrata.config.sections import Privacy
+    from fedstrata.runs.amounts import write_share
 
     asked_for = [key for key in ASKED_FOR if key in done.summary]
     shown = {key: done.summary.get(key) for key in (*SHOWN, *asked_for)}
@@ -153,6 +154,9 @@ def conclude(done: Run, as_json: bool) -> None:
     for key in ("best_accuracy", "best_balanced_accuracy"):
         if (best := done.summary[f"{key}_round"]) is not None:
             lines[key] += f" (round {best})"
+    for figure in done.summary.get("metrics", ()):
+        value = done.summary.get(figure)
+        lines[figure] = "not known" if value is None else f"{write_share(value)} %"
     lines |= {key: f"{lines[key]} ({means})" for key, means in MEANS.items() if shown[key] is not None}
     print("\n".join(f"{key:22} {said}" for key, said in lines.items()))
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():

@@ -7,8 +7,6 @@ import sysconfig
 from itertools import pairwise
 from pathlib import Path
 
-from fedstrata.core.registry import other_packages
-
 BEGIN = "Traceback (most recent call last):"
 FRAME = re.compile(r'  File "(?P<path>[^"]+)", line \d+, in ')
 MOST = 3  # frames that are shown
@@ -38,6 +36,8 @@ def _is_own(frame: str) -> bool:
     Packages that bring parts are installed, and the user's own all the same. Packages may lie in several places, such
     as those of an environment and of the one below it.
     """
+    from fedstrata.core.registry import other_packages
+
     match = FRAME.match(frame)
     if match is None or match["path"].startswith("<"):
         return False

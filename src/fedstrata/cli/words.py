@@ -31,6 +31,7 @@ PLACES = {  # keys whose value is a part, and its kind
     "method.server_step": "server_steps",
     "train.optimizer": "optimizers",
     "train.lr_schedule": "lr_schedules",
+    "train.evaluate.metrics": "metrics",
     "engine.kind": "engines",
     "track": "trackers",
 }

@@ -99,10 +99,10 @@ def own_options(section: BaseModel, known: Collection[str]) -> dict[str, Any]:
     return {**(section.model_extra or {}), **{option: value for option, value in itself.items() if value is not None}}
 
 
-def complete_trackers(asked: Any) -> list[dict[str, Any]] | None:
-    """Do the same for trackers."""
-    specs = tables.merge_lists([], asked, "track")
-    return [complete("trackers", spec, f"track.{i}") for i, spec in enumerate(specs)] or None
+def complete_list(stage: str, asked: Any, key: str) -> list[dict[str, Any]] | None:
+    """Do the same for a list of parts that is empty by default."""
+    specs = tables.merge_lists([], asked, key)
+    return [complete(stage, spec, f"{key}.{i}") for i, spec in enumerate(specs)] or None
 
 
 def _noises(noise: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import Any, get_args
 import tomli_w
 
 from fedstrata.config import tables
-from fedstrata.config.completion import DEFAULTS, GIVEN, complete, complete_named, complete_trackers
+from fedstrata.config.completion import DEFAULTS, GIVEN, complete, complete_list, complete_named
+from fedstrata.config.measured import complete_evaluate
 from fedstrata.config.sections import (
     Data,
     EngineChoice,
@@ -139,7 +140,7 @@ class Experiment(Section):
                 stages[stage] = [complete(stage, s, f"{key}.{i}") for i, s in enumerate(specs)]
             else:
                 stages[stage] = complete(f"{stage}s", tables.merge(default, asked, key), key)
-        train = {
+        train: dict[str, Any] = {
             key: complete(
                 f"{key}s", tables.merge(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}"
             )
@@ -147,8 +148,7 @@ class Experiment(Section):
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
-        if self.train.evaluate.best == "personal_mean" and not self.train.evaluate.personal:
-            raise RequestError('train.evaluate.best = "personal_mean" needs train.evaluate.personal = true')
+        train["evaluate"] = complete_evaluate(self.train.evaluate)
         engine = dataclasses.asdict(self.engine.make())
         return self.model_copy(
             update={
@@ -157,7 +157,7 @@ class Experiment(Section):
                 "method": Method(name=self.method.name, **stages),
                 "train": self.train.model_copy(update=train),
                 "engine": EngineChoice(**{**self.engine.model_dump(), **engine}),
-                "track": complete_trackers(self.track),
+                "track": complete_list("trackers", self.track, "track"),
             }
         )
 

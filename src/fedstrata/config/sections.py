@@ -121,7 +121,8 @@ class Evaluate(Section):
     validation: BelowOne = 0.0  # share of their training samples that clients hold out, scored instead of the test set
     clients: Count = 1000
     personal: bool = False  # also after every client has fine-tuned the model for an epoch
-    best: Literal["accuracy", "balanced_accuracy", "worst10", "client_mean", "personal_mean"] = "accuracy"
+    metrics: Any = None  # a list of parts: figures beside these, on the test set
+    best: str = "accuracy"  # the figure by which a model is the best; metrics give others
 
 
 class Augment(Section):

@@ -18,6 +18,7 @@ LISTS = {  # what is written into a list, by its key
     "method.corrections": '[{ kind = "prox" }]',
     "data.noise": '[{ kind = "label-noise", rate = 0.3 }], or { labels = 0.3 }',
     "track": '["tensorboard"]',
+    "train.evaluate.metrics": '["macro-f1"]',
 }
 METHODS = (
     "a method goes into method.name (--set method.name=fedprox), and several that are to be compared into methods "

@@ -34,6 +34,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),
     "server_steps": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerStep"),
     "lr_schedules": ("fedstrata.methods.lr_schedules", "fedstrata.core.client_parts:LRSchedule"),
+    "metrics": ("fedstrata.methods.metrics", "fedstrata.core.metric:Metric"),
     "partitions": ("fedstrata.data.partitions", "fedstrata.data.partitions.base:Partition"),
     "noises": ("fedstrata.data.noise", "fedstrata.data.noise:Noise"),
     "datasets": ("fedstrata.data.sets", "fedstrata.data.sets.base:DataSet"),

@@ -20,7 +20,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
 )
 from fedstrata.runs.compare.tables import figures_of, legend_of_settings
-from fedstrata.runs.metrics import HIGHER
+from fedstrata.runs.metrics import is_share
 
 NOTES = 4  # most that stand open below a table
 ROWS = 40  # most rows of a table in the page; CSV files hold all
@@ -182,8 +182,8 @@ def _titled(name: str) -> str:
 
 
 def _changed(metric: str, name: str) -> str:
-    points = "points " if metric in HIGHER else ""
-    brought = "brings" if metric in HIGHER else "saves"
+    points = "points " if is_share(metric) else ""
+    brought = "brings" if is_share(metric) else "saves"
     return f"{points or 'what '}that the stage {brought}" if name == "brings" else f"{points}over the first"
 
 
@@ -198,7 +198,7 @@ def _shared(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 def _ranged(name: str, figure: dict[str, Any]) -> str:
     """Write a mean with its interval: shares in percent, differences of shares in points, others in their unit."""
-    unit = " %" if name in HIGHER and figure.get("mean") is not None else ""
+    unit = " %" if is_share(name) and figure.get("mean") is not None else ""
     return write_figure(name, figure, interval=name != "rank") + unit
 
 

@@ -211,6 +211,12 @@ class RunData:
     # ---- what the run is -----------------------------------------------------------------------------------------
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Figures that `train.evaluate.metrics` measured."""
+        told = self.summary.get("metrics", ())
+        return tuple(name for name in told if isinstance(name, str) and name.isidentifier())
+
+    @property
     def summary(self) -> dict[str, Any]:
         """The outcome; empty where the run has not come to its end, or what it wrote of that is damaged."""
         try:

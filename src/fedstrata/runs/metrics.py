@@ -7,7 +7,7 @@ is better. What was measured can be asked for afterwards: a target need not be k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,14 @@ TO = ("rounds_to", "bytes_to", "client_updates_to", "time_to")  # what it took t
 BALANCED = "balanced_"  # before one of these: what it took to reach a balanced accuracy
 SHORT = {"best": "best_accuracy", f"mean_last{LAST}": f"accuracy_last{LAST}", "personal": "personal_mean"}
 
+AMOUNTS = ("bytes", "client_updates", "rank", "rounds", "seconds", "time")  # how figures begin that are no shares
+
 Evaluation = Mapping[str, Any]  # the event of a round that was evaluated
+
+
+def is_share(figure: str) -> bool:
+    """Say whether a figure is written in percent: what a model is worth, also by metrics of one's own."""
+    return figure in HIGHER or not figure.removeprefix(BALANCED).startswith(AMOUNTS)
 
 
 def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
@@ -87,15 +94,15 @@ class Metric:
     target: float | None = None
 
     @classmethod
-    def of(cls, text: str) -> Metric:
-        """Read a metric: `accuracy`, `best`, `rounds_to:0.8`."""
+    def of(cls, text: str, own: Collection[str] = ()) -> Metric:
+        """Read a metric: `accuracy`, `best`, `rounds_to:0.8`; `own`: names of those in `train.evaluate.metrics`."""
         name, colon, target = str(text).strip().partition(":")
         name = SHORT.get(name, name)
         if name.removeprefix(BALANCED) in TO:
             return cls(f"{name}:{_target(text, target):g}", _target(text, target))
-        if name not in HIGHER or colon:
+        if colon or not (name in HIGHER or name in own):
             raise unknown_name(
-                "metric", str(text), (*HIGHER, *SHORT, *(f"{to}:0.8" for to in TO), f"{BALANCED}{TO[0]}:0.8")
+                "metric", str(text), (*HIGHER, *SHORT, *own, *(f"{to}:0.8" for to in TO), f"{BALANCED}{TO[0]}:0.8")
             )
         return cls(name)
 
@@ -127,10 +134,10 @@ class Metric:
         return value if value is not None and math.isfinite(value) else None
 
 
-def metrics_of(asked: str | Sequence[str]) -> tuple[Metric, ...]:
+def metrics_of(asked: str | Sequence[str], own: Collection[str] = ()) -> tuple[Metric, ...]:
     """Read one metric or several, by which is ranked first."""
     names = [asked] if isinstance(asked, str) else list(asked)
-    found = tuple(dict.fromkeys(Metric.of(part) for name in names for part in str(name).split(",")))
+    found = tuple(dict.fromkeys(Metric.of(part, own) for name in names for part in str(name).split(",")))
     if not found:
         raise RequestError("metric is empty; name one, such as accuracy")
     return found

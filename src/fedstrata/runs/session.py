@@ -12,6 +12,7 @@ from torch import nn
 
 from fedstrata.config.build import build_plan, initial_model
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.measured import metrics_of
 from fedstrata.config.sections import Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, expect_engine
@@ -36,6 +37,7 @@ from fedstrata.server.personal import FineTuning
 from fedstrata.server.state import State
 from fedstrata.server.stopping import Stopping
 
+UNSEEN = "train.evaluate.metrics needs what a model answers, sample by sample; leave it out at sites and in an enclave"
 ELSEWHERE = "train.evaluate.personal needs clients on this machine; leave it out at sites and with an enclave"
 
 
@@ -135,7 +137,8 @@ class Session:
         voting = stop.target if stop.vote is not None else None
         local, federation = self.plan.local, self.private.federation
         tuning = FineTuning(local, federation, Shuffle(), device) if evaluate.personal else None
-        return Evaluator(local, federation, evaluate.every, evaluate.clients, voting, device, tuning)
+        metrics = metrics_of(evaluate)
+        return Evaluator(local, federation, evaluate.every, evaluate.clients, voting, device, tuning, metrics)
 
 
 def build_session(
@@ -144,6 +147,8 @@ def build_session(
     """Build the plan, do what privacy asks for before the first round, and refuse what does not fit."""
     if experiment.train.evaluate.personal and remote is not None:
         raise RequestError(ELSEWHERE)
+    if experiment.train.evaluate.metrics and remote is not None:
+        raise RequestError(UNSEEN)
     if experiment.train.evaluate.validation and remote is not None:
         raise RequestError(f"{VALIDATION} needs clients on this machine; sites say themselves what they test with")
     refuse_missing(experiment)
@@ -156,6 +161,8 @@ def build_session(
     plan, client_info = private.plan, private.client_info
     if experiment.train.evaluate.personal and private.evaluator is not None:
         raise RequestError(ELSEWHERE)
+    if experiment.train.evaluate.metrics and private.evaluator is not None:
+        raise RequestError(UNSEEN)
     if remote is not None:
         plan = remote.with_real_clock(plan)
         client_info = remote.with_attendance(client_info, plan)

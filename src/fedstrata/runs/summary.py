@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.config.build import label_names
+from fedstrata.config.measured import metrics_of
 from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
 from fedstrata.config.sections import Data
@@ -119,9 +120,11 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         ],
         "privacy": _statement(session, state.round),
     }
+    if own := [metric.figure for metric in metrics_of(train.evaluate)]:
+        summary["metrics"] = own  # a report of the run need not have the classes
     summary |= {
         key: last[key]
-        for key in ("participant_mean", "last_step_mean", "personal_mean", "personal_worst10")
+        for key in ("participant_mean", "last_step_mean", "personal_mean", "personal_worst10", *own)
         if key in last
     }
     if chosen := [describe_choice(event) for event in events if event["event"] == "choice"]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedstrata.client.network import Network
@@ -17,6 +19,7 @@ from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.machine.threads import spare, threads
+from fedstrata.core.metric import Metric
 from fedstrata.core.steps import Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples
@@ -35,6 +38,7 @@ class Evaluator:
     satisfied_at: float | None = None  # accuracy at which a client votes to stop
     device: str = "cpu"
     fine_tuning: FineTuning | None = None  # where clients are also tested with models of their own
+    metrics: Sequence[Metric] = ()  # what else is measured
     _network: Network = field(init=False)
     _shared: bool = field(init=False)  # whether all cores work on a batch
     _asked: np.ndarray = field(init=False)
@@ -63,7 +67,8 @@ class Evaluator:
         test, split = self.federation.test, self.federation.at(round).test_split
         self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
         with threads(spare() if self._shared else 1):  # no worker is at work
-            hits, losses = answers(self._network, self.local, self._test)
+            said: list[Tensor] | None = [] if self.metrics else None
+            hits, losses = answers(self._network, self.local, self._test, said)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
         if (codes := self.federation.codes) is not None:
             recall = [recall[code] for code in codes]  # in the labels' own order
@@ -74,6 +79,7 @@ class Evaluator:
             "loss_test": float(losses.mean()),
             "recall": recall,
         }
+        figures |= self._measure(said or ())
         figures |= client_figures(own, self.satisfied_at)
         if self.fine_tuning is not None and own:
             tuned = self.fine_tuning.models(model, round, own)
@@ -83,12 +89,32 @@ class Evaluator:
             figures["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
         return Scores(figures, own)
 
+    def _measure(self, said: Sequence[Tensor]) -> dict[str, float | None]:
+        """Return what the metrics make of a model's answers; labels are in their own order, also where masked."""
+        if not said:
+            return {}
+        probabilities = torch.cat(list(said)).double().softmax(1).cpu().numpy()
+        labels = self.federation.test.y.numpy()
+        if (codes := self.federation.codes) is not None:
+            probabilities, labels = probabilities[:, codes], np.argsort(codes)[labels]
+        return {metric.figure: measured(metric, labels, probabilities) for metric in self.metrics}
+
     def _score_own(self, rows: np.ndarray, model: FlatModel) -> float:
         """Return the accuracy of a client's model on its own test samples."""
         self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
         at = torch.from_numpy(rows).to(self.device)
         own = Samples(self._test.x.index_select(0, at), self._test.y.index_select(0, at))
         return accuracy(answers(self._network, self.local, own)[0])
+
+
+def measured(metric: Metric, labels: np.ndarray, probabilities: np.ndarray) -> float | None:
+    """Return what a metric measures; None where it cannot be told."""
+    value = metric.measure(labels, probabilities)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"{type(metric).__name__}: `measure` gave {value!r:.60}, which is no number") from None
+    return number if math.isfinite(number) else None
 
 
 def is_due(view: View, every: int) -> bool:
@@ -126,13 +152,17 @@ class ProxyLoss:
         return float(answers(self._network, self.local, self.samples)[1].mean())
 
 
-def answers(network: Network, local: ClientPlan, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """Return which samples a network gets right, and its loss on each."""
+def answers(
+    network: Network, local: ClientPlan, samples: Samples, said: list[Tensor] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which samples a network gets right, and its loss on each; what it said of them is put into `said`."""
     hits, losses = [], []
     with torch.no_grad():
         for start in range(0, len(samples), CHUNK):
             x, y = local.inputs(samples.x[start : start + CHUNK], local.dtype), samples.y[start : start + CHUNK]
             logits = network(network.to_preferred_layout(x))[1]
             hits.append(logits.argmax(1) == y)
+            if said is not None:
+                said.append(logits)
             losses.append(cross_entropy(logits, y, reduction="none"))
     return torch.cat(hits).cpu().numpy(), torch.cat(losses).double().cpu().numpy()

@@ -12,6 +12,7 @@ from fedstrata.testing.conformance import (
 from fedstrata.testing.correction import check_correction
 from fedstrata.testing.datasets import check_dataset, check_noise
 from fedstrata.testing.methods import check_engine, check_lr_schedule, check_recipe
+from fedstrata.testing.metrics import check_metric
 from fedstrata.testing.models import check_model
 from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import tiny_federation
@@ -25,6 +26,7 @@ __all__ = [
     "check_driver",
     "check_engine",
     "check_lr_schedule",
+    "check_metric",
     "check_model",
     "check_noise",
     "check_partition",

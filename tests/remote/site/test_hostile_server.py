@@ -105,7 +105,12 @@ PLACES = {  # where a part of a stage is named
     "partitions": "data.partition",
 }
 BY_NAME = {"datasets": "data", "models": "model", "engines": "engine", "methods": "method"}
-LISTS = {"corrections": "method.corrections", "noises": "data.noise", "trackers": "track"}
+LISTS = {
+    "corrections": "method.corrections",
+    "noises": "data.noise",
+    "trackers": "track",
+    "metrics": "train.evaluate.metrics",
+}
 
 
 def naming(stage: str, name: str, **options: Any) -> dict[str, Any]:

@@ -159,6 +159,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
 )
 
 
+MEASURED = "As `train.evaluate.metrics` measures it on the test set; more is better."
 READ = {
     "accuracy": "The share of all test samples that the model gets right.",
     "balanced_accuracy": "The mean of the labels' recalls: a lost rare label costs as much as a lost common one.",
@@ -175,11 +176,11 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
     if not several and (drawn := curves.accuracy(runs_data[0])):
         said = "Over all test samples, as the mean over labels, and for the tenth of clients that are served worst."
         yield Shown("curves", "accuracy", "Accuracy", said, drawn)
-    for metric in wanted:
+    own = dict.fromkeys(metric for run_data in runs_data for metric in run_data.metrics)
+    for metric in (*wanted, *own):
         if drawn := curves.curves(runs_data, metric):
-            yield Shown(
-                "curves", metric.replace("_", "-"), _capital(curves.METRICS[metric]), band + READ[metric], drawn
-            )
+            title, said = _capital(curves.title_of(metric)), READ.get(metric, MEASURED)
+            yield Shown("curves", metric.replace("_", "-"), title, band + said, drawn)
     if several and (drawn := labels.final_recall(runs_data)):
         said = "What each run recognises of each label in its last scored round."
         yield Shown("labels", "final-recall", "Recall of each label at the end", said, drawn)

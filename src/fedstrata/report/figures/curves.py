@@ -42,9 +42,14 @@ UNITS = {
 SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
 
 
+def title_of(metric: str) -> str:
+    """Return what to call a metric; one of the user's own has its name."""
+    return METRICS.get(metric, metric.replace("_", " "))
+
+
 def curves(runs_data: Sequence[RunData], metric: str = "accuracy", against: str = "rounds") -> go.Figure | None:
     """Draw a metric of several runs; runs of one group become their mean, with a band from the least to the most."""
-    drawn = _empty(against, metric, METRICS.get(metric, metric))
+    drawn = _empty(against, metric, title_of(metric))
     groups = group_runs(runs_data)
     lines = len(groups) * (3 if len(groups) < len(runs_data) else 1)
     most = max(2, min(POINTS, ALL_POINTS // max(lines, 1)))
@@ -89,7 +94,10 @@ def _empty(against: str, metric: str, title: str) -> go.Figure:
         raise RequestError(f"against = {against!r} is not known; there are {', '.join(AXES)}")
     drawn = figure(title=title, hovermode="closest")
     drawn.update_xaxes(title_text=AXES[against], rangemode="tozero")
-    drawn.update_yaxes(title_text=UNITS.get(metric, "accuracy"), rangemode="tozero" if metric in SHARES else "normal")
+    drawn.update_yaxes(
+        title_text=UNITS.get(metric, "accuracy" if metric in METRICS else title_of(metric)),
+        rangemode="tozero" if metric in SHARES else "normal",
+    )
     if metric in SHARES:
         drawn.update_yaxes(tickformat=".0%")
     return drawn

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from fedstrata.config.measured import measured_by_all
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare.cells import Cell
@@ -403,8 +404,9 @@ def lay_out(
 
     What is `asked` for now must also differ by what recipes choose by the data; what lies in a folder can be read.
     """
-    metrics = metrics_of(metric) if metric else (ACCURACY,)
-    tuned_by = Metric.of(design.tune.metric or metrics[0].name)
+    own = measured_by_all(e.train.evaluate for e in design.experiments.values())
+    metrics = metrics_of(metric, own) if metric else (ACCURACY,)
+    tuned_by = Metric.of(design.tune.metric or metrics[0].name, own)
     for one in (*metrics, *([tuned_by] if design.tune else [])):
         if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):
             raise RequestError(f'metric = "{one.name}" needs train.evaluate.personal = true in all runs')

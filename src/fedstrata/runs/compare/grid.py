@@ -14,7 +14,7 @@ from typing import Any
 from fedstrata.runs.amounts import DIGITS, write_bytes, write_seconds, write_share
 from fedstrata.runs.compare.paired import SIGNIFICANT
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import BALANCED, HIGHER, Metric
+from fedstrata.runs.metrics import BALANCED, Metric, is_share
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
     "accuracy": "accuracy",
@@ -69,7 +69,7 @@ def conditions_of(rows: Sequence[Row]) -> list[str]:
 
 def metrics_in(rows: Sequence[Row]) -> list[Metric]:
     """Return what rows are compared by; ranks follow the first."""
-    return [Metric.of(name) for name in rows[0].get("metrics", ("accuracy",))]
+    return [Metric.of(name, (name,)) for name in rows[0].get("metrics", ("accuracy",))]
 
 
 def title_of(name: str) -> str:
@@ -185,12 +185,12 @@ def write_figure(name: str, figure: Mapping[str, Any], interval: bool = True) ->
 def write_value(name: str, value: float) -> str:
     """Write a value in the unit of its figure; a difference has a sign."""
     figure = name.partition(":")[0].removesuffix(OVER_FIRST)
-    figure = figure if figure in HIGHER else figure.removeprefix(BALANCED)
     value = round(value, DIGITS)
     sign = ("+" if value >= 0 else "-") if name.endswith(OVER_FIRST) else ""
     amount = abs(value) if sign else value
-    if figure in HIGHER:
+    if is_share(figure):
         return f"{sign}{write_share(amount)}"
+    figure = figure.removeprefix(BALANCED)
     if figure.startswith("bytes"):
         return f"{sign}{write_bytes(amount)}"
     if figure in ("time", "seconds", "time_to"):

@@ -140,7 +140,7 @@ def prepare(
     design, asked, notes = make_design(experiment, request, overrides, federation, model)
     notes += [*replaced_stages(design), *side_differences(design)]
     if design.tune:
-        first = metrics_of(asked.metric)[0] if asked.metric else ACCURACY
+        first = metrics_of(asked.metric, asked.metric)[0] if asked.metric else ACCURACY
         design = replace(design, tune=replace(design.tune, metric=design.tune.metric or first.name))
         notes += design.tune.check_rows(design.entries, design.conditions, design.same)
     return lay_out(None if out is None else Path(out), design, notes, federation, model, asked.metric, asked=True)

@@ -74,7 +74,7 @@ class ComparisonRequest:
             budget=budget,
             ablate=_names(ablate, "ablate"),
             same=_names(same, "same"),
-            metric=[one.name for one in metrics_of(_names(metric, "metric"))] if metric else (),
+            metric=_metrics(_names(metric, "metric")),
             tune=tune if isinstance(tune, Tune) else Tune.of(tune),
         )
 
@@ -139,6 +139,12 @@ def _names(given: Sequence[str] | str, what: str) -> list[str]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name.strip() for name in names):
         raise RequestError(f"{what} = {given!r} must be a list of names")
     return [name.strip() for name in names]
+
+
+def _metrics(given: Sequence[str]) -> list[str]:
+    """Read metrics; whether a name that is none of ours is measured, only the experiments say."""
+    asked = [part.strip() for name in given for part in name.split(",")]
+    return [one.name for one in metrics_of(asked, [name for name in asked if name.isidentifier()])] if asked else []
 
 
 def _axes(given: Mapping[str, Sequence[Any]] | Sequence[str]) -> dict[str, list[Any]]:

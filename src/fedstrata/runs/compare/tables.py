@@ -29,7 +29,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
 )
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import HIGHER, Metric
+from fedstrata.runs.metrics import Metric, is_share
 
 TUNED = "settings chosen on samples that clients held out of their training data"
 WIDTH = 80  # of a terminal that does not say
@@ -256,7 +256,8 @@ def legend(rows: Sequence[Row], metric: Metric, grid: Grid, best: str = "bold:",
 
 def legend_of_settings(rows: Sequence[Row]) -> str:
     """Say how to read what tuning chose and cost."""
-    metric = Metric.of(next(row["tuned"]["metric"] for row in rows if row.get("tuned")))
+    name = next(row["tuned"]["metric"] for row in rows if row.get("tuned"))
+    metric = Metric.of(name, (name,))
     return f"{TUNED}; validation: {_with_unit(metric)} on those; then what the search cost; seconds are real"
 
 
@@ -266,13 +267,13 @@ def _of_columns(rows: Sequence[Row], grid: Grid) -> list[str]:
     shown = set(grid.titles)
     said = []
     if "over first" in shown:
-        said.append(f"over first: paired difference{' in points' if first in HIGHER else ''}")
+        said.append(f"over first: paired difference{' in points' if is_share(first) else ''}")
     if "p" in shown:
         holm = ", corrected for how many there are by Holm" if "Holm's p" in shown else ""
         said.append(f"p: of its permutation test{holm}")
-    shares = [title_of(name) for name in figures_of(rows) if name in HIGHER and name != first]
+    shares = [title_of(name) for name in figures_of(rows) if is_share(name) and name != first]
     if others := [title for title in shares if title in shown]:
-        said.append(f"{', '.join(others)} in %{' too' if first in HIGHER else ''}")
+        said.append(f"{', '.join(others)} in %{' too' if is_share(first) else ''}")
     clocks = {"time": "time is virtual", "seconds": "seconds are real"}
     return said + ([", ".join(own)] if (own := [clocks[name] for name in clocks if name in shown]) else [])
 

@@ -181,7 +181,7 @@ class Tune:
             raise RequestError(f'tune: budget = {self.budget!r} must be a text, such as "rounds=50"')
         budgets.overrides(self.budget)
         if self.metric is not None:
-            Metric.of(self.metric)
+            Metric.of(self.metric, (self.metric,))
 
     def _check_together(self) -> None:
         """Refuse what does not fit together, once all is said: a file may name the keys, and an option the tuner."""
