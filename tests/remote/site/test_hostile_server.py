@@ -184,6 +184,7 @@ def test_options_that_take_text_are_told_apart_from_paths():
     parts = {f"method.{stage}" for stage in Experiment.of().method.model_dump()} | {
         "train.optimizer",
         "train.lr_schedule",
+        "train.evaluate.metrics",
     }
     words = {
         *named,
@@ -192,6 +193,7 @@ def test_options_that_take_text_are_told_apart_from_paths():
         "data.noise",
         "track",
         "train.clients_per_round",
+        "train.evaluate.best",
         "privacy.enclave.measurement",
     }
     assert set(keys_of_tables()) - set(path_keys()) == words
