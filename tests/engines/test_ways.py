@@ -291,7 +291,7 @@ def test_a_module_that_looks_at_the_whole_batch_does_not_see_padding():
     runs = {w: train(model=Centred(), overrides={**asked, "engine.vmap": w}) for w in ("never", "always")}
     assert runs["always"].curve("loss_test") == runs["never"].curve("loss_test")
     remarks = [str(e.get("wall")) for e in runs["always"].events() if e["event"] == "engine"]
-    assert "one by one: what the model makes of a sample depends on the batch" in "".join(remarks)
+    assert "one by one: what the model makes of a sample depends on the others of its batch" in "".join(remarks)
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------

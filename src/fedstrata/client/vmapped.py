@@ -32,10 +32,10 @@ from fedstrata.client.local_step import (
     update_weights,
 )
 from fedstrata.client.trainer import Trainer
+from fedstrata.client.whole_batch import WHOLE_BATCH, looks_at_whole_batch
 from fedstrata.core.client_context import Batch, Buffers
 from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Report, Task, Tensors
-from fedstrata.core.rng import seed_torch
 
 REPLICATED = ("w", "g", "b", "w0", "b0", "loss")  # what every replica has of its own
 MOST_REPLICAS = 64  # most clients that are trained at once
@@ -52,6 +52,8 @@ class VmappedTrainer:
             raise ValueError("batch norms take statistics over a client's own batch, without padding")
         if _has_special_rows(trainer.network):
             raise ValueError("embeddings with padding_idx, max_norm or scale_grad_by_freq are not trained many at once")
+        if looks_at_whole_batch(trainer.local, trainer.buf.x):
+            raise ValueError(f"{WHOLE_BATCH}, which would be filled up")
         self.trainer, self.replicas = trainer, replicas
         buf, device = trainer.buf, trainer.buf.w.device
 
@@ -65,7 +67,6 @@ class VmappedTrainer:
         self._t = torch.zeros_like(buf.t)
         self._replicas = [self._at(i) for i in range(replicas)]
         self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
-        self._looked = False  # whether samples go their own ways through the model
 
     @property
     def state(self) -> list[Tensor]:
@@ -78,11 +79,6 @@ class VmappedTrainer:
         """Train clients that received the same model; reports and new state in task order."""
         trainer = self.trainer
         trainer.load(tasks[0].down)
-        if not self._looked:
-            if _mixes_samples(trainer):
-                raise ValueError("what the model makes of a sample depends on the batch, which would hold padding here")
-            self._looked = True
-            trainer.load(tasks[0].down)
         planned = []
         for client, task, client_state in zip(clients, tasks, client_states, strict=True):
             planned.append(trainer.plan_batches(trainer.make_context(client, task, client_state)))
@@ -217,19 +213,3 @@ def _has_special_rows(module: nn.Module) -> bool:
         for layer in module.modules()
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     )
-
-
-def _mixes_samples(trainer: Trainer) -> bool:
-    """Say whether a module of one's own takes means over a batch, or the like: batches are padded to one width."""
-    buf = trainer.buf
-    n = min(4, buf.index.shape[1], len(buf.x))
-    apart = torch.arange(n, device=buf.x.device) * (len(buf.x) // n)
-    answers = []
-    for rows in (apart, apart[:1].repeat(n)):
-        trainer.network.train()
-        trainer.clock.keys, trainer.clock.uses = buf.keys[0, :n], 0
-        with torch.no_grad(), seed_torch(0):  # what is drawn is the same both times
-            _, logits = trainer.network(trainer.local.inputs(buf.x[rows], buf.w.dtype))
-        answers.append(logits[0])
-    beside_others, beside_itself = answers
-    return not torch.allclose(beside_others, beside_itself, rtol=1e-4, atol=1e-5)

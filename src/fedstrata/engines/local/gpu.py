@@ -18,6 +18,7 @@ from threading import Thread
 import torch
 from torch import Tensor
 
+from fedstrata.client.whole_batch import WHOLE_BATCH, looks_at_whole_batch
 from fedstrata.core.batch_norm import By
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.engine import SumTensors
@@ -90,6 +91,9 @@ class GpuPool(InProcessPool):
     ):
         self._record, self._streams, self._compiler = record, list[torch.cuda.Stream](), compiler
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        self._pad = not looks_at_whole_batch(local, federation.train.x)
+        if not self._pad:
+            give_up(f"a step is recorded for every size of a batch: {WHOLE_BATCH}")
         local, x = prepare_samples(local, federation.train.x, devices[:workers])
         self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
         self._wanted = [devices[i % len(devices)] for i in range(workers)]
@@ -116,7 +120,7 @@ class GpuPool(InProcessPool):
     def _make_worker(self, x: Tensor, y: Tensor) -> Worker:
         device = self._wanted[min(len(self._streams), len(self._wanted) - 1)]
         fastest = 1.0 if self._federation.speeds is None else float(self._federation.speeds.max())
-        worker = Worker(self._local, *self._data[device], self._largest, fastest, device, True, self._give_up)
+        worker = Worker(self._local, *self._data[device], self._largest, fastest, device, self._pad, self._give_up)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
         if self._record:
