@@ -196,3 +196,26 @@ def test_healthy_runs_of_all_recipes_are_left_alone(method, tmp_path):
     norm = {"model.norm": "batch"} if method == "fedtan" else {}  # whose norms are what it is about
     run = fedstrata.train(method=method, overrides={"engine.workers": 1, **norm}, out=tmp_path / "run")
     assert run.summary["remarks"] == []
+
+
+class TwoHeads(nn.Module):
+    """Answers with two heads, of which the first is trained."""
+
+    def __init__(self, both):
+        super().__init__()
+        self.both = both
+        self.head, self.other = nn.Linear(64, 10), nn.Linear(64, 3)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x + self.other(x).sum()) if self.both else (self.head(x), self.other(x))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_weights_that_no_answer_needs_are_told(both, tmp_path):
+    asked = {"train.rounds": 1, "engine.workers": 1, "model.head": "head"}
+    run = fedstrata.train(model=TwoHeads(both), overrides=asked, out=tmp_path / "run")
+    said = [
+        remark for remark in run.summary["remarks"] if "weights other.weight, other.bias stay as they are" in remark
+    ]
+    assert len(said) == (not both)

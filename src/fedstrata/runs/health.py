@@ -19,6 +19,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.config.sections import Differential
 from fedstrata.core.plan import Plan
 from fedstrata.data.federation_info import FederationInfo
+from fedstrata.data.formats.tabular import some
 
 SOFTMAX = (
     "it ends in softmax, and the loss applies one itself: it will learn slowly, if at all; let it return what goes "
@@ -50,6 +51,19 @@ def ends_in_softmax(plan: Plan, federation: FederationInfo) -> bool:
     with torch.no_grad():
         answers = network(local.inputs(federation.trial(), local.dtype))[1]
     return bool((answers >= 0).all() and ((answers.sum(1) - 1).abs() < EXACT).all())
+
+
+def describe_untrained(plan: Plan, federation: FederationInfo) -> str:
+    """Say which weights a model's answer does not need, as those of a second head; nothing where there are none."""
+    local = plan.local
+    network = Network(local.build().to(local.dtype), local.head).eval()
+    named = {name: p for name, p in network.module.named_parameters() if p.requires_grad}
+    answers = network(local.inputs(federation.trial(), local.dtype))[1]
+    found = torch.autograd.grad(answers.sum(), list(named.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(named, found, strict=True) if gradient is None]
+    if not unused:
+        return ""
+    return f"{some(unused, 'weight')} stay as they are: the answer that is trained, the first of several, needs none"
 
 
 def may_be_uneven(federation: FederationInfo) -> bool:

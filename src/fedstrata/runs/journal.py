@@ -10,7 +10,16 @@ from typing import Any, Final
 from fedstrata.core.plan import per_round
 from fedstrata.data.feature_checks import describe_uneven
 from fedstrata.runs.folder import Run
-from fedstrata.runs.health import PROBABILITIES, SOFTMAX, UNSEEN, Health, describe_noise, ends_in_softmax, may_be_uneven
+from fedstrata.runs.health import (
+    PROBABILITIES,
+    SOFTMAX,
+    UNSEEN,
+    Health,
+    describe_noise,
+    describe_untrained,
+    ends_in_softmax,
+    may_be_uneven,
+)
 from fedstrata.runs.session import Session
 from fedstrata.runs.trackers.base import How
 from fedstrata.runs.tracking import Tracking
@@ -52,6 +61,7 @@ class Journal:
         self._tracking = tracking
         self._hides_data = session.hides_data
         self._softmax = ends_in_softmax(session.plan, federation)
+        self._untrained = "" if session.model is None else describe_untrained(session.plan, federation)
         looks = not session.hides_data and session.remote is None  # at data that are here and no secret
         self._doubts = federation.doubts if looks else ()
         uneven = looks and federation.uneven_features is not None
@@ -108,6 +118,8 @@ class Journal:
         """Say what is seen of the model, the data and the privacy before anything is trained."""
         if self._softmax:
             self.log("warning", what="model", why=SOFTMAX)
+        if self._untrained:
+            self.log("warning", what="model", why=self._untrained)
         for doubt in self._doubts:
             self.log("warning", what="data", why=doubt)
         if self._weak_delta is not None:
