@@ -1,6 +1,6 @@
 """Do server steps collapse? Adagrad, Adam and Yogi with a rate of their own against fixed rates, on four data sets.
 
-Runs are kept under `studies/results/server-rates`; the page reads every file there.
+Runs are kept under `studies/results/server-rates` and `server-rates-long`; the page reads every file there.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ others: the updates there are mostly noise.
 
 {table}
 
-Only `adagrad`, whose steps shrink, is nowhere behind FedAvg. The others gain where there is something to gain, and lose
-where updates are noise: their steps stay longer than FedAvg's. A long run on hard data is better off with `adagrad`, or
-without.
+Two seeds tell only large differences. The gains of 30 rounds are small by now, but on covtype. On cifar10, and on
+fashion-mnist for momentum and FedExP, steps that stay longer than FedAvg's end behind it; `adagrad`, whose steps
+shrink, does not on any of these.
 """
 
 
@@ -96,7 +96,7 @@ def long_rows(model: str) -> list[Row]:
 def page(lines: Sequence[Mapping[str, Any]], long: Sequence[Mapping[str, Any]]) -> str:
     """Return the page in Markdown."""
     about = INTRODUCTION.format(alpha=CONDITION.rsplit(maxsplit=1)[-1], seeds=len({line["seed"] for line in lines}))
-    return wrapped(f"{about}\n{table(lines)}\n\n{LATER.format(table=table(long))}")
+    return wrapped(f"{about}\n{table(lines)}\n\n{LATER.format(table=table(long))}\n")
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:

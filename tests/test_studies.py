@@ -54,6 +54,9 @@ def test_the_page_of_server_rates_is_what_the_stored_runs_say():
     lines = _grid.read(server_rates.STUDY)
     long = _grid.read(server_rates.LONG_STUDY)
     assert server_rates.PAGE.read_text() == server_rates.page(lines, long), "python -m studies server_rates --write"
+    there = {(line["data"], line["row"], line["seed"]) for line in long}
+    assert there == {(d, row.name, s) for d, model in server_rates.LONG_MODELS.items()
+                     for row in server_rates.long_rows(model) for s in server_rates.SEEDS}  # fmt: skip
     there = {(line["data"], line["row"], line["seed"]) for line in lines}
     wanted = {(d, row.name, s) for d, model in server_rates.MODELS.items() for row in server_rates.rows(model)
               for s in server_rates.SEEDS}  # fmt: skip

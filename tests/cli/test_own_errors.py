@@ -113,5 +113,5 @@ def test_a_package_that_brings_parts_is_own_code_wherever_it_is_installed(monkey
     said = f"Traceback (most recent call last):\n{''.join(frames)}KeyError: 3\n"
     assert in_short(said) is None
     entry = EntryPoint("selectors.mine", "mine.a:Mine", "fedstrata.parts")
-    monkeypatch.setattr("fedstrata.cli.tracebacks.other_packages", lambda: [entry])
+    monkeypatch.setattr("fedstrata.core.registry.other_packages", lambda: [entry])
     assert in_short(said) == "KeyError: 3\n" + frames[1].rstrip("\n")

@@ -38,6 +38,8 @@ def of(*layers):
         (of(nn.LazyLinear(8), nn.Dropout(0.5)), False),
         (of(nn.LazyLinear(8), nn.LayerNorm(8)), False),
         (of(nn.LazyLinear(8), nn.LazyBatchNorm1d()), False),  # which leaves padding out
+        (of(nn.LazyLinear(8), nn.LazyBatchNorm1d(), Centred()), True),
+        (of(nn.utils.spectral_norm(nn.Linear(4, 8))), False),  # whose buffers change with every look
         (of(Centred()), True),
         (of(InTraining()), True),
         (of(nn.LazyLinear(8), Centred(), nn.Dropout(0.5)), True),
@@ -45,8 +47,11 @@ def of(*layers):
 )
 def test_only_what_looks_at_the_whole_batch_is_found(module, looks):
     federation = tiny_federation()
-    module.train()(federation.train.x[:4].float())  # shapes are settled
+    with torch.no_grad():
+        module.train()(federation.train.x[:4].float())  # shapes are settled
     made = build_session(describe_experiment(None, None, {}, federation, module), federation, module)
+    if looks:
+        nn.init.zeros_(module[-1].weight)  # which would hide it
     state = torch.random.get_rng_state()
     assert looks_at_whole_batch(made.plan.local, made.federation.train.x) is looks
     assert torch.equal(torch.random.get_rng_state(), state), "it drew from torch's own stream"

@@ -12,7 +12,7 @@ from fedstrata.config import tables
 from fedstrata.reproduce.execute import run_quickly
 from fedstrata.reproduce.results import ALWAYS
 from fedstrata.reproduce.table import all_tables, find_table
-from fedstrata.runs.metrics import Metric, metrics_of
+from fedstrata.runs.metrics import Criterion, metrics_of
 
 TABLES = {  # every table and figure with results: part of a paper, data set where one has several
     "stratify": "S1 S2 S3 S4 S5-pacs S5-digits-dg S6 S7 S8 S9-covtype S9-pacs S9-digits-dg S10-single S10-batch S10-bn "
@@ -85,10 +85,10 @@ def test_other_readings_are_experiments_too(path):
     table = tables.read(path)
     plain = design(table)
     for name, reading in table["paper"].get("readings", {}).items():
-        figure = Metric.of(reading.get("compare", {}).get("metric", "accuracy")).name
+        figure = Criterion.of(reading.get("compare", {}).get("metric", "accuracy")).name
         settings = {section: own for section, own in reading.items() if section != "compare"}
         if not settings:  # another figure of the same runs, or some conditions
-            looked = {Metric.of(name).name for name in ALWAYS}
+            looked = {Criterion.of(name).name for name in ALWAYS}
             assert figure in looked or reading["compare"].keys() <= {"conditions", "method"}
             continue
         read = design(table, settings)

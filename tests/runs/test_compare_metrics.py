@@ -19,14 +19,14 @@ from fedstrata.runs.compare.grid import grid_of_conditions, grid_of_figures, wri
 from fedstrata.runs.compare.rows import remarks_of, rows_of
 from fedstrata.runs.compare.settings import Entry
 from fedstrata.runs.compare.tables import csv_text, latex, markdown, terminal_table
-from fedstrata.runs.metrics import Metric, evaluations
+from fedstrata.runs.metrics import Criterion, evaluations
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
 QUICK = {"train.rounds": 3, "data.clients": 6, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 SETS = [f"--set={key}={value}" for key, value in QUICK.items()]
 ENTRIES = [Entry("slow"), Entry("quick"), Entry("stuck")]
-ROUNDS = Metric.of("rounds_to:0.8")
+ROUNDS = Criterion.of("rounds_to:0.8")
 OTHERS = ("accuracy", "balanced_accuracy", "worst10", "client_updates", "rounds", "time", "seconds")
 
 
@@ -118,7 +118,7 @@ def test_less_is_better_and_never_is_worst():
 
 
 def test_tables_say_how_often_a_target_was_reached():
-    rows = rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Metric("accuracy")])
+    rows = rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Criterion("accuracy")])
     grid = grid_of_figures(rows)
     assert grid.titles[:6] == ["method", "rounds to 0.8", "over first", "p", "Holm's p", "rank"]
     assert grid.lines[0][1:3] == ["50.0 [40.0, 60.0]", "-"]
@@ -139,7 +139,7 @@ def test_tables_say_how_often_a_target_was_reached():
 
 
 def test_the_best_of_a_condition_is_the_least_that_was_always_reached():
-    rows = [{"condition": "a", **row} for row in rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Metric("accuracy")])]
+    rows = [{"condition": "a", **row} for row in rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Criterion("accuracy")])]
     assert grid_of_conditions(rows).best == {(1, 1)}  # not 10 rounds in one seed of three
     never = done(slow=[math.inf] * 2, quick=[math.inf] * 2, stuck=[math.inf] * 2)
     rows_without = [{"condition": "a", **row} for row in rows_of(ENTRIES, range(2), never, [ROUNDS])]
@@ -149,7 +149,7 @@ def test_the_best_of_a_condition_is_the_least_that_was_always_reached():
 
 
 def test_latex_has_what_is_compared_and_what_it_cost_apart():
-    rows = rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Metric("accuracy")])
+    rows = rows_of(ENTRIES, range(3), CURVES, [ROUNDS, Criterion("accuracy")])
     heads = [line for line in latex(rows).splitlines() if line.startswith("method &")]
     assert heads == [
         r"method & rounds to 0.8 & over first & p & Holm's p & rank & accuracy \\",
@@ -217,7 +217,7 @@ def test_personal_figures_and_a_file_that_says_what_is_compared(tmp_path):
     assert done.rows[0]["personal_mean"]["mean"] == done.runs["fedavg"][0].summary["personal_mean"]
     assert re.search(r"fedavg \d+\.\d %", repr(done))
     file.write_text('[compare]\nmethods = ["fedavg"]\nmetric = "nothing"\n')
-    with pytest.raises(RequestError, match="compare: metric"):
+    with pytest.raises(RequestError, match='metric = "nothing" is unknown'):
         fedstrata.compare(file, out="d")
 
 

@@ -11,7 +11,7 @@ import torch
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.runs.amounts import write_epsilon
 from fedstrata.runs.compare.grid import write_value
-from fedstrata.runs.metrics import Metric, evaluations, final_figures, metrics_of, spent_until, to_targets
+from fedstrata.runs.metrics import Criterion, evaluations, final_figures, metrics_of, spent_until, to_targets
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 6, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
@@ -72,11 +72,11 @@ def test_a_target_falls_in_a_round_and_not_in_an_evaluation():
 
 def test_a_target_may_be_one_of_the_balanced_accuracy():
     rounds = scored([0.5, 0.8, 0.9])  # balanced: half as much
-    metric = Metric.of("balanced_rounds_to:0.4")
+    metric = Criterion.of("balanced_rounds_to:0.4")
     assert (metric.name, metric.lower) == ("balanced_rounds_to:0.4", True)
-    assert [metric.read({}, rounds), Metric.of("rounds_to:0.4").read({}, rounds)] == [2, 1]
-    assert Metric.of("balanced_rounds_to:0.5").read({}, rounds) == math.inf
-    assert Metric.of("balanced_bytes_to:0.4").read({}, rounds) == 2 * (10 + 5 + 1)
+    assert [metric.read({}, rounds), Criterion.of("rounds_to:0.4").read({}, rounds)] == [2, 1]
+    assert Criterion.of("balanced_rounds_to:0.5").read({}, rounds) == math.inf
+    assert Criterion.of("balanced_bytes_to:0.4").read({}, rounds) == 2 * (10 + 5 + 1)
     assert write_value(metric.name, 2.0) == write_value("rounds_to:0.4", 2.0) == "2.0"
     assert write_value("balanced_accuracy", 0.5) == "50.0"
 
@@ -87,18 +87,18 @@ def test_rounds_without_an_evaluation_do_not_count():
 
 def test_a_metric_knows_where_it_stands_and_what_is_better():
     rounds, summary = scored([0.2, 0.5, 0.8], every=5), {"accuracy": 0.8, "best_accuracy": 0.85, "worst10": None}
-    assert [Metric.of(name).read(summary, rounds) for name in ("accuracy", "best", "worst10", "personal")] == [
+    assert [Criterion.of(name).read(summary, rounds) for name in ("accuracy", "best", "worst10", "personal")] == [
         0.8,
         0.85,
         None,
         None,
     ]
-    reached, never = Metric.of("rounds_to:0.50"), Metric.of("bytes_to:0.9")
+    reached, never = Criterion.of("rounds_to:0.50"), Criterion.of("bytes_to:0.9")
     assert (reached.name, reached.read(summary, rounds), reached.lower) == ("rounds_to:0.5", 10.0, True)
     assert never.read(summary, rounds) == math.inf
-    assert not Metric.of("mean_last10").lower
+    assert not Criterion.of("mean_last10").lower
     assert [metric.name for metric in metrics_of("worst10,mean_last10")] == ["worst10", "accuracy_last10"]
-    assert metrics_of(["best", "best_accuracy"]) == (Metric("best_accuracy"),)
+    assert metrics_of(["best", "best_accuracy"]) == (Criterion("best_accuracy"),)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from sklearn.metrics import f1_score, roc_auc_score, top_k_accuracy_score
 import fedstrata
 from fedstrata import Experiment, Metric, RequestError
 from fedstrata.cli import app
+from fedstrata.config.measured import _check_name
 from fedstrata.methods.metrics import Auroc, MacroF1, Top
+from fedstrata.runs.metrics import HIGHER, SHORT
 from fedstrata.runs.session import build_session
 from fedstrata.testing.tiny import tiny_federation
 
@@ -36,6 +38,54 @@ class Accuracy(Metric):
 
     def measure(self, labels, probabilities):
         return 1.0
+
+
+@dataclass(frozen=True)
+class RankAuc(Accuracy):
+    """A name that looks like a number of ranks."""
+
+
+@dataclass(frozen=True)
+class Dashed(Accuracy):
+    """No name."""
+
+    figure = "my-figure"
+
+
+@dataclass(frozen=True)
+class Meddling(Metric):
+    """Changes what others are given, too."""
+
+    def measure(self, labels, probabilities):
+        labels[:] = 0
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Precision(Metric):
+    """How many of those that are given the first label have it; a summary has a `precision` of its own."""
+
+    def measure(self, labels, probabilities):
+        given = probabilities.argmax(1) == 0
+        return (labels[given] == 0).mean() if given.any() else 0.0
+
+
+@dataclass(frozen=True)
+class RecallOf(Metric):
+    """The recall of one label."""
+
+    label: int = 0
+
+    def measure(self, labels, probabilities):
+        return (probabilities[labels == self.label].argmax(1) == self.label).mean()
+
+
+@dataclass(frozen=True)
+class LogLikelihood(Metric):
+    """Below 0, and the better the nearer."""
+
+    def measure(self, labels, probabilities):
+        return np.log(np.take_along_axis(probabilities, labels[:, None], 1)).mean()
 
 
 @dataclass(frozen=True)
@@ -74,6 +124,9 @@ def test_figures_are_those_of_scikit_learn(answers):
     for k in range(1, len(classes)) if len(classes) > 2 else ():
         wanted = top_k_accuracy_score(labels, untied, k=k, labels=classes)
         assert Top(k).measure(labels, untied) == pytest.approx(wanted)
+    right = probabilities.argmax(1) == labels
+    assert Top(1).measure(labels, probabilities) == pytest.approx(right.mean()), "of equal ones, the first, as accuracy"
+    assert math.isnan(Top(len(classes)).measure(labels, probabilities))
 
 
 def test_where_one_label_is_tested_there_is_no_curve():
@@ -89,21 +142,52 @@ def test_they_stand_in_events_curves_and_the_summary_and_say_which_model_is_the_
         assert event["worst_recall"] == min(event["recall"])
         assert 0 < event["macro_f1"] <= 1
         assert event["never"] is None
-    assert run.curve("macro_f1")[-1] == run.summary["macro_f1"] == rounds[-1]["macro_f1"]
+    assert run.curve("macro_f1")[-1] == run.summary["metrics"]["macro_f1"] == rounds[-1]["macro_f1"]
     worst = [event["worst_recall"] for event in rounds]
     assert run.best.round == 1 + int(np.argmax(worst))
     again = fedstrata.train(run.path / "experiment.toml", overrides={"train.rounds": 3})
-    assert again.summary["worst_recall"] == run.summary["worst_recall"]
+    assert again.summary["metrics"] == run.summary["metrics"]
+
+
+def test_a_model_that_is_not_finite_has_no_figures():
+    asked = {"train.evaluate.metrics": ["top", "auroc", "macro-f1"], "train.evaluate.best": "top_5", "train.lr": 1e30}
+    with np.errstate(all="ignore"):
+        run = fedstrata.train(overrides={**QUICK, **asked, "method.name": "fedsgd"})
+    broken = [event for event in run.events() if event["event"] == "round" and event["loss_test"] is None]
+    assert all(event[name] is None for event in broken for name in ("top_5", "auroc", "macro_f1"))
+    assert broken
+
+
+def test_a_summary_keeps_its_own_figures_and_the_best_may_lie_below_zero():
+    asked = {"train.evaluate.metrics": [Precision(), LogLikelihood()], "train.evaluate.best": "log_likelihood"}
+    run = fedstrata.train(overrides={**QUICK, **asked})
+    assert run.summary["precision"] == "fp32"
+    told = [event["log_likelihood"] for event in run.events() if event["event"] == "round"]
+    assert max(told) < -1
+    assert run.best.round == 1 + int(np.argmax(told))
+    assert told == pytest.approx([-event["loss_test"] for event in run.events() if event["event"] == "round"])
+
+
+def test_no_figure_of_a_round_or_a_row_can_be_replaced(tmp_path):
+    asked = {**QUICK, "train.evaluate.personal": True, "train.targets": [0.1], "method.name": "flips"}
+    done = fedstrata.compare(methods="fedavg,flips", overrides={k: v for k, v in asked.items() if k != "method.name"},
+                             seeds=2, metric=[*HIGHER, *SHORT], out=tmp_path / "c")  # fmt: skip
+    fields = {key for event in fedstrata.train(overrides=asked).events() if event["event"] == "round" for key in event}
+    for name in {*fields, *(key for row in done.rows for key in row), *HIGHER, *SHORT}:
+        with pytest.raises(RequestError, match="as another one is"):
+            _check_name("Mine", name, [])
 
 
 def test_labels_are_in_their_own_order_also_where_the_server_has_placeholders():
-    asked = {**QUICK, "method.name": "flips", "train.evaluate.metrics": [WorstRecall(), "auroc"]}
+    asked = {**QUICK, "method.name": "flips", "train.evaluate.metrics": [RecallOf(3)], "train.rounds": 8}
+    asked["data.partition"] = {"kind": "iid"}
     plain, masked = (
         fedstrata.train(overrides={**asked, "privacy.labels": labels, "train.seed": 3}) for labels in ("none", "prf")
     )
     for run in (plain, masked):
         event = next(event for event in reversed(list(run.events())) if event["event"] == "round")
-        assert event["worst_recall"] == pytest.approx(min(event["recall"]))
+        assert event["recall_of"] == pytest.approx(event["recall"][3])
+        assert len(set(event["recall"])) > 5, "each label has another recall, so that order tells"
 
 
 def test_methods_are_compared_by_them(tmp_path):
@@ -112,7 +196,7 @@ def test_methods_are_compared_by_them(tmp_path):
         methods="fedavg,flips", seeds=2, metric="macro_f1,worst_recall", overrides=asked, out=tmp_path / "c"
     )
     for row in found.rows:
-        runs = [fedstrata.Run(folder).summary["macro_f1"] for folder in row["run_dirs"]]
+        runs = [fedstrata.Run(folder).summary["metrics"]["macro_f1"] for folder in row["run_dirs"]]
         assert row["macro_f1"]["mean"] == pytest.approx(np.mean(runs))
         assert f"{100 * np.mean(runs):.1f} [" in found.table(width=200)
     assert "macro f1 in %: mean" in found.table(width=200)
@@ -125,8 +209,10 @@ def test_methods_are_compared_by_them(tmp_path):
     ("asked", "said"),
     [
         ({"metrics": ["macrof1"]}, r'metrics.0.kind = "macrof1" is unknown \(did you mean "macro-f1"\?\)'),
-        ({"metrics": ["macro-f1", "macro-f1"]}, r'a figure is called "macro_f1" already'),
-        ({"metrics": [Accuracy()]}, r'a figure is called "accuracy" already'),
+        ({"metrics": ["macro-f1", "macro-f1"]}, r'two figures are called "macro_f1"; leave one out'),
+        ({"metrics": [Accuracy()]}, r'Accuracy calls its figure "accuracy", as another one is'),
+        ({"metrics": [RankAuc()]}, r'RankAuc calls its figure "rank_auc", as another one is'),
+        ({"metrics": [Dashed()]}, r'Dashed calls its figure "my-figure"; allowed: letters'),
         ({"best": "macro_f1"}, r'train.evaluate.best = "macro_f1" is unknown; allowed: accuracy'),
         ({"metrics": [Words()]}, r"Words: `measure` gave 'good', which is no number"),
     ],
@@ -134,6 +220,11 @@ def test_methods_are_compared_by_them(tmp_path):
 def test_what_is_refused(asked, said):
     with pytest.raises(RequestError, match=said):
         fedstrata.train(overrides={**QUICK, **{f"train.evaluate.{key}": value for key, value in asked.items()}})
+
+
+def test_no_metric_changes_what_others_are_given():
+    with pytest.raises(ValueError, match="read-only"):
+        fedstrata.train(overrides={**QUICK, "train.evaluate.metrics": [Meddling()]})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -151,13 +242,13 @@ def test_the_command_line_tells_them(capsys, tmp_path):
     app(["run", "-q", *asked], standalone_mode=False)
     said = capsys.readouterr().out
     summary = json.loads((tmp_path / "r/summary.json").read_text())
-    assert f"macro_f1               {100 * summary['macro_f1']:.1f} %" in said
+    assert f"macro_f1               {100 * summary['metrics']['macro_f1']:.1f} %" in said
     assert "auroc  " in said
 
 
 def test_a_report_draws_them_without_the_class(tmp_path):
     run = fedstrata.train(overrides={**QUICK, "train.evaluate.metrics": [WorstRecall()]}, out=tmp_path / "r")
-    assert run.summary["metrics"] == ["worst_recall"]
+    assert list(run.summary["metrics"]) == ["worst_recall"]
     asked = tmp_path / "r/experiment.toml"
     assert __name__ in asked.read_text()
     asked.write_text(asked.read_text().replace(__name__, "somewhere.else"))

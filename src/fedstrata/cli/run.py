@@ -154,8 +154,7 @@ def conclude(done: Run, as_json: bool) -> None:
     for key in ("best_accuracy", "best_balanced_accuracy"):
         if (best := done.summary[f"{key}_round"]) is not None:
             lines[key] += f" (round {best})"
-    for figure in done.summary.get("metrics", ()):
-        value = done.summary.get(figure)
+    for figure, value in done.summary.get("metrics", {}).items():
         lines[figure] = "not known" if value is None else f"{write_share(value)} %"
     lines |= {key: f"{lines[key]} ({means})" for key, means in MEANS.items() if shown[key] is not None}
     print("\n".join(f"{key:22} {said}" for key, said in lines.items()))

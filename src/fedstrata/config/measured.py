@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 from typing import Any
@@ -14,25 +13,40 @@ from fedstrata.core.metric import Metric
 
 KEY = "train.evaluate.metrics"
 BEST = ("accuracy", "balanced_accuracy", "worst10", "client_mean", "personal_mean")
-TAKEN = (  # what else rounds and summaries hold
-    *("loss_test", "loss_train", "recall", "groups", "personal_worst10", "participant_mean", "last_step_mean"),
-    *("satisfied", "jain", "update_norm", "round", "rounds", "steps", "seconds", "time", "clients", "labels", "seed"),
-    *("bytes_up", "bytes_down", "bytes_p2p", "bytes_evaluate", "client_updates", "client_accuracy", "event", "method"),
+TAKEN = (  # what else an event of a round, or a row of a comparison, holds
+    *("best", "best_accuracy", "best_balanced_accuracy", "mean_last10"),
+    *("personal", "personal_worst10", "participant_mean", "last_step_mean", "satisfied", "jain", "groups"),
+    *("loss_test", "loss_train", "recall", "labels", "label_divergence", "label_imbalance", "event"),
+    *("label_divergence_selected", "client_accuracy", "client_deciles", "clients", "client_updates", "update_norm"),
+    *("round", "steps", "wall", "refused", "epsilon", "method", "condition", "metrics", "seeds", "stopped", "run_dirs"),
+    *("tuned", "without", "brings", "failed"),
 )
+AMOUNTS = ("bytes", "client_updates", "rank", "rounds", "seconds", "time")  # how figures begin that are no shares
+MADE = ("_over_first", "_best_over", "_last10", "_last10_std", "_round")  # how those end that are made of others
 
 
 def complete_evaluate(evaluate: Evaluate) -> Evaluate:
     """Check how models are scored, and write all options of its metrics out."""
     completed = evaluate.model_copy(update={"metrics": complete_list("metrics", evaluate.metrics, KEY)})
-    own = [metric.figure for metric in metrics_of(completed)]
-    twice = [name for name, times in Counter([*own, *BEST, *TAKEN]).items() if times > 1]
-    if twice:
-        raise RequestError(f'{KEY}: a figure is called "{twice[0]}" already; give the class another name')
+    own: list[str] = []
+    for metric in metrics_of(completed):
+        _check_name(type(metric).__name__, metric.figure, own)
+        own.append(metric.figure)
     if evaluate.best not in (*BEST, *own):
         raise unknown_name("train.evaluate.best", evaluate.best, (*BEST, *own))
     if evaluate.best == "personal_mean" and not evaluate.personal:
         raise RequestError('train.evaluate.best = "personal_mean" needs train.evaluate.personal = true')
     return completed
+
+
+def _check_name(part: str, figure: str, others: list[str]) -> None:
+    """Refuse the name of a figure that could be taken for another one."""
+    if figure in others:
+        raise RequestError(f'{KEY}: two figures are called "{figure}"; leave one out, or let `figure` tell them apart')
+    if not figure.isidentifier():
+        raise RequestError(f'{KEY}: {part} calls its figure "{figure}"; allowed: letters, digits and _, as in macro_f1')
+    if figure in (*BEST, *TAKEN) or figure.startswith(AMOUNTS) or figure.endswith(MADE):
+        raise RequestError(f'{KEY}: {part} calls its figure "{figure}", as another one is; let `figure` give another')
 
 
 def metrics_of(evaluate: Evaluate) -> list[Metric]:

@@ -21,11 +21,6 @@ PARTS = {
 class MacroF1(Metric):
     """The mean over labels of F1: right ones, against all that were given or are wanted."""
 
-    @property
-    def figure(self) -> str:
-        """Return the name that scikit-learn's users know."""
-        return "macro_f1"
-
     def measure(self, labels: np.ndarray, probabilities: np.ndarray) -> float:
         """Count as scikit-learn does: labels that are tested or given, and 0 for one that is never right."""
         classes, given = probabilities.shape[1], probabilities.argmax(1)
@@ -57,9 +52,16 @@ class Top(Metric):
         return f"top_{self.k}"
 
     def measure(self, labels: np.ndarray, probabilities: np.ndarray) -> float:
-        """Count labels that fewer than k others surpass."""
+        """Count labels that fewer than k others surpass; of equal ones, the first is before the others, as in accuracy.
+
+        Where there are no more than k labels, it says nothing.
+        """
+        classes = probabilities.shape[1]
+        if self.k >= classes:
+            return math.nan
         own = np.take_along_axis(probabilities, labels[:, None], axis=1)
-        return float(((probabilities > own).sum(1) < self.k).mean())
+        before = (probabilities > own) | ((probabilities == own) & (np.arange(classes) < labels[:, None]))
+        return float((before.sum(1) < self.k).mean())
 
 
 def _area(there: np.ndarray, scores: np.ndarray) -> float:

@@ -25,7 +25,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
     write_value,
 )
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 WARMEST = 55  # percent of colour in the best cell of a condition
 WIDE, HIGH, POINTS = 84, 20, 40  # of a small curve, in pixels, and its most points
@@ -70,7 +70,7 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
     return f'{note}<div {region}><table class="heat">{table}</table></div>'
 
 
-def _column(rows: Sequence[Row], runs: Sequence[Sequence[RunData]], metric: Metric) -> list[str]:
+def _column(rows: Sequence[Row], runs: Sequence[Sequence[RunData]], metric: Criterion) -> list[str]:
     """Return the cells of a condition; colours and curves share a scale within it, and only there."""
     figures = [row.get(metric.name) or {} for row in rows]
     places = [standing(row, metric) for row in rows]

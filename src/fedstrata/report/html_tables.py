@@ -198,7 +198,8 @@ def _shared(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 def _ranged(name: str, figure: dict[str, Any]) -> str:
     """Write a mean with its interval: shares in percent, differences of shares in points, others in their unit."""
-    unit = " %" if is_share(name) and figure.get("mean") is not None else ""
+    share = is_share(name) and not name.endswith((OVER_FIRST, BEST_OVER))
+    unit = " %" if share and figure.get("mean") is not None else ""
     return write_figure(name, figure, interval=name != "rank") + unit
 
 

@@ -21,7 +21,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
     write_value,
 )
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 
 def outcome(gathered: GatheredRuns) -> str:
@@ -104,7 +104,7 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
     return said + (" Their intervals overlap." if may_be_none else "")
 
 
-def may_be_equal(best: dict[str, Any], other: dict[str, Any], metric: Metric) -> bool:
+def may_be_equal(best: dict[str, Any], other: dict[str, Any], metric: Criterion) -> bool:
     """Say whether the best row may be no better than another, by their paired difference.
 
     Where that is not known, as between two comparisons, it is by their intervals.
@@ -137,7 +137,7 @@ def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
     return f"Of {len(ranked)} methods, each has the {most} {title} {many}: {said}."
 
 
-def _figure(row: dict[str, Any], metric: Metric) -> str:
+def _figure(row: dict[str, Any], metric: Criterion) -> str:
     """Write what a row came to, with its interval in words."""
     figure = row.get(metric.name) or {}
     mean, ends = figure.get("mean"), figure.get("interval")
@@ -148,7 +148,7 @@ def _figure(row: dict[str, Any], metric: Metric) -> str:
     return f"{_value(metric, mean)}{between}{often}"
 
 
-def _value(metric: Metric, value: float) -> str:
+def _value(metric: Criterion, value: float) -> str:
     return write_value(metric.name, value) if metric.lower else share(value)
 
 

@@ -213,8 +213,7 @@ class RunData:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Figures that `train.evaluate.metrics` measured."""
-        told = self.summary.get("metrics", ())
-        return tuple(name for name in told if isinstance(name, str) and name.isidentifier())
+        return tuple(name for name in self.summary.get("metrics") or () if name.isidentifier())
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def fits_summary(name: str, value: Any) -> bool:
     """Say whether a value can stand in a summary under this name; what else is there is not shown."""
     if value is None:
         return True
-    kind = {"stopped": str, "remarks": list, "metrics": list, "privacy": dict}.get(name)
+    kind = {"stopped": str, "remarks": list, "metrics": dict, "privacy": dict}.get(name)
     return isinstance(value, kind) if kind else is_sane(value) and (name not in SHOWN or _is_number(value))
 
 

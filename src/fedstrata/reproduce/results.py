@@ -32,7 +32,7 @@ from fedstrata.reproduce.table import PaperTable, Wanted, all_tables
 from fedstrata.reproduce.work import data_set
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.folder import Run, finite
-from fedstrata.runs.metrics import BY_CLIENT, LAST, Metric, evaluations
+from fedstrata.runs.metrics import BY_CLIENT, LAST, Criterion, evaluations
 
 FOLDER = Path("reproduce") / "results"
 HERE = Path(__file__).parent
@@ -97,7 +97,7 @@ class Results:
         there = self.runs
         return [one for one in self.table.wanted() if _key(one) not in there]
 
-    def values(self, metric: Metric, method: str, condition: str) -> dict[int, float]:
+    def values(self, metric: Criterion, method: str, condition: str) -> dict[int, float]:
         """Return a metric by seed; what was never reached is infinite. Rows of the paper come from its own results."""
         if self.base is not None and method != self.table.method:
             return self.base.values(metric, method, condition)
@@ -115,7 +115,7 @@ class Results:
     def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:
         """Keep the figures of a finished run; `jobs` is how many ran at a time."""
         summary, scored = run.summary, evaluations(run.events())
-        metrics = {metric.name: metric for metric in (*self.table.metrics.values(), *map(Metric.of, ALWAYS))}
+        metrics = {metric.name: metric for metric in (*self.table.metrics.values(), *map(Criterion.of, ALWAYS))}
         entry = {
             "condition": wanted.condition,
             "method": wanted.method,

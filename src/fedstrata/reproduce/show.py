@@ -20,7 +20,7 @@ from fedstrata.reproduce.table import PAPERS, STATUS, PaperTable
 from fedstrata.reproduce.verdict import Contrast, Verdict
 from fedstrata.runs.compare.grid import Grid
 from fedstrata.runs.compare.tables import WIDTH, in_blocks
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 SHOWN = ("data.", "model.", "train.", "system.")  # sections of a file that `show` repeats
 OURS = "strata"  # the method of ours that is run beside the papers' tables
@@ -52,13 +52,13 @@ def _parts(results: Results, name: str) -> tuple[Grid, Grid]:
     return _as_measured(table, measured, metric), _as_printed(table, rows, figures, metric)
 
 
-def _as_printed(table: PaperTable, rows: list[str], figures: list[Figure], metric: Metric) -> Grid:
+def _as_printed(table: PaperTable, rows: list[str], figures: list[Figure], metric: Criterion) -> Grid:
     named = [condition or "paper" for condition in table.conditions]
     at = {(own.method, own.setting): _write(own.paper, metric) for own in figures}
     return Grid([["method", *named]], [[row, *(at[row, c] for c in table.conditions)] for row in rows])
 
 
-def _as_measured(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
+def _as_measured(table: PaperTable, figures: list[Figure], metric: Criterion) -> Grid:
     lines, best = list[list[str]](), set[tuple[int, int]]()
     figures = [own for own in figures if own.mean is not None or not table.reading]  # of which only some have runs
     for at, own in enumerate(figures):
@@ -221,7 +221,7 @@ def state_of(results: Results) -> str:
     return f"{len(results.runs)}/{len(results.table.wanted())}{', contrast done' if results.done else ''}"
 
 
-def _write(value: float | None, metric: Metric) -> str:
+def _write(value: float | None, metric: Criterion) -> str:
     if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
@@ -229,7 +229,7 @@ def _write(value: float | None, metric: Metric) -> str:
     return f"{value:.0f}" if metric.lower else f"{100 * value:.2f}"
 
 
-def _signed(value: float, metric: Metric) -> str:
+def _signed(value: float, metric: Criterion) -> str:
     return f"{value:+.0f}" if metric.lower else f"{100 * value:+.2f}"
 
 

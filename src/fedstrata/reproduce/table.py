@@ -27,7 +27,7 @@ from fedstrata.reproduce.work import Work, data_set, work_of
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.prepare import make_design
 from fedstrata.runs.compare.request import ComparisonRequest
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 PAPERS = {
     "stratify": "Stratify",
@@ -87,11 +87,11 @@ class PaperTable:
     base: PaperTable | None = field(default=None, repr=False)  # the table or reading beside which a method is run
 
     @cached_property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Criterion]:
         """What was printed or, where no figure is, what is compared; by the name that the file gives it."""
         asked = self.experiment.get("compare", {}).get("metric", "accuracy")
         names = self.figures or ([asked] if isinstance(asked, str) else asked)
-        return {name: Metric.of(name) for name in names}
+        return {name: Criterion.of(name) for name in names}
 
     @property
     def metric(self) -> str:
@@ -265,7 +265,7 @@ class PaperTable:
     def _looked_up(self, figures: Mapping[str, Printed], metric: str, method: str, condition: str) -> float:
         row = figures.get(metric, {}).get(method)
         value = math.nan if row is None else float(row[self.conditions.index(condition)])
-        return value if Metric.of(metric).lower else value / 100
+        return value if Criterion.of(metric).lower else value / 100
 
     def baseline(self, condition: str) -> str | None:
         """Return the strongest printed baseline of a condition; where no figure is printed, the first that is named."""

@@ -18,6 +18,7 @@ from fedstrata.client.network import Network
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.sections import Differential
 from fedstrata.core.plan import Plan
+from fedstrata.core.rng import seed_torch
 from fedstrata.data.federation_info import FederationInfo
 from fedstrata.data.formats.tabular import some
 
@@ -54,16 +55,22 @@ def ends_in_softmax(plan: Plan, federation: FederationInfo) -> bool:
 
 
 def describe_untrained(plan: Plan, federation: FederationInfo) -> str:
-    """Say which weights a model's answer does not need, as those of a second head; nothing where there are none."""
+    """Say which weights have no part in a model's answer, as those of a second head; nothing where all have."""
     local = plan.local
-    network = Network(local.build().to(local.dtype), local.head).eval()
-    named = {name: p for name, p in network.module.named_parameters() if p.requires_grad}
-    answers = network(local.inputs(federation.trial(), local.dtype))[1]
-    found = torch.autograd.grad(answers.sum(), list(named.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(named, found, strict=True) if gradient is None]
+    x = local.inputs(federation.trial(), local.dtype)
+    unused: set[str] | None = None
+    for training in (False, True):  # some are there for training alone
+        network = Network(local.build().to(local.dtype), local.head).train(training)
+        named = {name: p for name, p in network.module.named_parameters() if p.requires_grad}
+        with seed_torch(0):
+            answers = network(x)[1]
+        found = torch.autograd.grad(answers.sum(), list(named.values()), allow_unused=True)
+        idle = {name for name, gradient in zip(named, found, strict=True) if gradient is None}
+        unused = idle if unused is None else unused & idle
     if not unused:
         return ""
-    return f"{some(unused, 'weight')} stay as they are: the answer that is trained, the first of several, needs none"
+    said = some(sorted(unused), "weight")
+    return f"{said} had no part in its answer to two samples; unless others need them, they are not trained"
 
 
 def may_be_uneven(federation: FederationInfo) -> bool:

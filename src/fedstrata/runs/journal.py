@@ -61,7 +61,8 @@ class Journal:
         self._tracking = tracking
         self._hides_data = session.hides_data
         self._softmax = ends_in_softmax(session.plan, federation)
-        self._untrained = "" if session.model is None else describe_untrained(session.plan, federation)
+        own = session.model is not None or ":" in session.experiment.model.name
+        self._look_at = (session.plan, federation) if own and session.remote is None else None
         looks = not session.hides_data and session.remote is None  # at data that are here and no secret
         self._doubts = federation.doubts if looks else ()
         uneven = looks and federation.uneven_features is not None
@@ -118,8 +119,8 @@ class Journal:
         """Say what is seen of the model, the data and the privacy before anything is trained."""
         if self._softmax:
             self.log("warning", what="model", why=SOFTMAX)
-        if self._untrained:
-            self.log("warning", what="model", why=self._untrained)
+        if self._look_at is not None and (untrained := describe_untrained(*self._look_at)):
+            self.log("warning", what="model", why=untrained)
         for doubt in self._doubts:
             self.log("warning", what="data", why=doubt)
         if self._weak_delta is not None:

@@ -1,6 +1,6 @@
 """Metrics of a whole run, read from its evaluations: last, best, mean of the last ten, what a target took.
 
-A run's summary has them by name. `Metric` is one of them as a comparison asks for it, with the direction in which it
+A run's summary has them by name. `Criterion` is one of them as a comparison asks for it, with the direction in which it
 is better. What was measured can be asked for afterwards: a target need not be known while a run goes on.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.config.measured import AMOUNTS
 from fedstrata.core.errors import RequestError, unknown_name
 
 LAST = 10  # evaluations whose mean papers give
@@ -33,13 +34,11 @@ TO = ("rounds_to", "bytes_to", "client_updates_to", "time_to")  # what it took t
 BALANCED = "balanced_"  # before one of these: what it took to reach a balanced accuracy
 SHORT = {"best": "best_accuracy", f"mean_last{LAST}": f"accuracy_last{LAST}", "personal": "personal_mean"}
 
-AMOUNTS = ("bytes", "client_updates", "rank", "rounds", "seconds", "time")  # how figures begin that are no shares
-
 Evaluation = Mapping[str, Any]  # the event of a round that was evaluated
 
 
 def is_share(figure: str) -> bool:
-    """Say whether a figure is written in percent: what a model is worth, also by metrics of one's own."""
+    """Say whether what runs are compared by is written in percent: what a model is worth, also by one's own metrics."""
     return figure in HIGHER or not figure.removeprefix(BALANCED).startswith(AMOUNTS)
 
 
@@ -87,14 +86,14 @@ def to_targets(scored: Sequence[Evaluation], targets: Iterable[float]) -> dict[s
 
 
 @dataclass(frozen=True)
-class Metric:
+class Criterion:
     """What runs are compared by."""
 
     name: str  # a key of the summary, or such as "rounds_to:0.8"
     target: float | None = None
 
     @classmethod
-    def of(cls, text: str, own: Collection[str] = ()) -> Metric:
+    def of(cls, text: str, own: Collection[str] = ()) -> Criterion:
         """Read a metric: `accuracy`, `best`, `rounds_to:0.8`; `own`: names of those in `train.evaluate.metrics`."""
         name, colon, target = str(text).strip().partition(":")
         name = SHORT.get(name, name)
@@ -119,7 +118,7 @@ class Metric:
     def read(self, summary: Mapping[str, Any], scored: Sequence[Evaluation]) -> float | None:
         """Return its value in a finished run: infinite where the target was never reached, None if not measured."""
         if self.target is None:
-            value = summary.get(self.name)
+            value = (summary.get("metrics") or {}).get(self.name, summary.get(self.name))
             return None if value is None else float(value)
         what = self.name.partition(":")[0]
         curve = "balanced_accuracy" if what.startswith(BALANCED) else "accuracy"
@@ -134,10 +133,10 @@ class Metric:
         return value if value is not None and math.isfinite(value) else None
 
 
-def metrics_of(asked: str | Sequence[str], own: Collection[str] = ()) -> tuple[Metric, ...]:
+def metrics_of(asked: str | Sequence[str], own: Collection[str] = ()) -> tuple[Criterion, ...]:
     """Read one metric or several, by which is ranked first."""
     names = [asked] if isinstance(asked, str) else list(asked)
-    found = tuple(dict.fromkeys(Metric.of(part, own) for name in names for part in str(name).split(",")))
+    found = tuple(dict.fromkeys(Criterion.of(part, own) for name in names for part in str(name).split(",")))
     if not found:
         raise RequestError("metric is empty; name one, such as accuracy")
     return found

@@ -121,10 +121,10 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "privacy": _statement(session, state.round),
     }
     if own := [metric.figure for metric in metrics_of(train.evaluate)]:
-        summary["metrics"] = own  # a report of the run need not have the classes
+        summary["metrics"] = {figure: last.get(figure) for figure in own}
     summary |= {
         key: last[key]
-        for key in ("participant_mean", "last_step_mean", "personal_mean", "personal_worst10", *own)
+        for key in ("participant_mean", "last_step_mean", "personal_mean", "personal_worst10")
         if key in last
     }
     if chosen := [describe_choice(event) for event in events if event["event"] == "choice"]:

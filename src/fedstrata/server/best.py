@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class Best:
     """The best model by one figure: the first that no later one surpassed."""
 
-    value: float = -1.0  # below all that can be measured
+    value: float = -1.0
     round: int = 0  # counted from 1; 0: there is none yet
     weights: Stored | None = None  # parameters, then buffers; a checkpoint writes them only when they are new
 
     def offer(self, value: float | None, round: int, model: FlatModel) -> None:
         """Keep a model if it is better."""
-        if value is not None and value > self.value:
+        if value is not None and (not self.round or value > self.value):
             self.value, self.round = value, round
             self.weights = Stored(torch.cat([model.params, model.buffers]))
 

@@ -94,9 +94,13 @@ class Evaluator:
         if not said:
             return {}
         probabilities = torch.cat(list(said)).double().softmax(1).cpu().numpy()
-        labels = self.federation.test.y.numpy()
+        labels = self.federation.test.y.numpy().copy()
+        if not np.isfinite(probabilities).all():
+            return dict.fromkeys(metric.figure for metric in self.metrics)
         if (codes := self.federation.codes) is not None:
             probabilities, labels = probabilities[:, codes], np.argsort(codes)[labels]
+        for told in (probabilities, labels):
+            told.setflags(write=False)  # all metrics have the same ones
         return {metric.figure: measured(metric, labels, probabilities) for metric in self.metrics}
 
     def _score_own(self, rows: np.ndarray, model: FlatModel) -> float:

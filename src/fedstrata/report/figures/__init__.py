@@ -176,8 +176,8 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
     if not several and (drawn := curves.accuracy(runs_data[0])):
         said = "Over all test samples, as the mean over labels, and for the tenth of clients that are served worst."
         yield Shown("curves", "accuracy", "Accuracy", said, drawn)
-    own = dict.fromkeys(metric for run_data in runs_data for metric in run_data.metrics)
-    for metric in (*wanted, *own):
+    own = (metric for run_data in runs_data for metric in run_data.metrics)
+    for metric in dict.fromkeys((*wanted, *own)):
         if drawn := curves.curves(runs_data, metric):
             title, said = _capital(curves.title_of(metric)), READ.get(metric, MEASURED)
             yield Shown("curves", metric.replace("_", "-"), title, band + said, drawn)

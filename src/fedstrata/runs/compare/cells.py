@@ -17,7 +17,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.runs.compare.settings import describe
 from fedstrata.runs.folder import Run
-from fedstrata.runs.metrics import Metric, evaluations
+from fedstrata.runs.metrics import Criterion, evaluations
 from fedstrata.runs.training import drop_changeable
 
 VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"  # what figures depend on
@@ -65,12 +65,12 @@ class Cell:
         setting = f", {describe(self.setting)}" if self.setting else ""
         return f"{f'{self.condition}: ' if self.condition else ''}{self.method}{setting}, seed {self.seed}"
 
-    def outcome(self, metrics: Sequence[Metric]) -> dict[str, Any]:
+    def outcome(self, metrics: Sequence[Criterion]) -> dict[str, Any]:
         """Return the summary of a finished cell with the metrics that are asked for."""
         summary = self.run.summary
         return {**summary, "run_dir": str(self.path)} | {m.name: self._metric(m, summary) for m in metrics}
 
-    def _metric(self, metric: Metric, summary: Mapping[str, Any]) -> float | None:
+    def _metric(self, metric: Criterion, summary: Mapping[str, Any]) -> float | None:
         if metric.target is None:
             return metric.read(summary, ())
         if metric.name not in self._reached:  # events may be many, and those of a finished run do not change

@@ -14,7 +14,7 @@ from typing import Any
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.tune import Range, Setting, Values
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 NEAR = 0.05  # of a range, from its end, that counts as its edge
 COSTS = ("rounds", "client_updates", "bytes", "seconds")
@@ -37,7 +37,7 @@ class Trial:
         """Whether it needs no more work."""
         return self.finished or any(cell.state in ("failed", "pruned") for cell in self.cells)
 
-    def value(self, metric: Metric) -> float | None:
+    def value(self, metric: Criterion) -> float | None:
         """Return the mean of a metric over the seeds; None where it was not measured."""
         told = [cell.outcome([metric])[metric.name] for cell in self.cells]
         return None if None in told else math.fsum(told) / len(told)
@@ -72,7 +72,7 @@ class Choice:
         }
 
 
-def choose(trials: Sequence[Trial], space: Mapping[str, Values], metric: Metric) -> Choice:
+def choose(trials: Sequence[Trial], space: Mapping[str, Values], metric: Criterion) -> Choice:
     """Choose among trials that have ended."""
     ranked = []
     for at, trial in enumerate(trials):

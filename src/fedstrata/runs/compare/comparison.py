@@ -44,7 +44,7 @@ from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.compare.tables import WIDTH, flat_table, html_text, terminal_table, write_table
 from fedstrata.runs.folder import Run
 from fedstrata.runs.frames import make_frame
-from fedstrata.runs.metrics import Metric, metrics_of
+from fedstrata.runs.metrics import Criterion, metrics_of
 
 FEW = 3  # conditions that a remark names one by one
 
@@ -94,7 +94,7 @@ class Comparison:
     federation: Federation | None = None
     model: nn.Module | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
-    metrics: tuple[Metric, ...] = (ACCURACY,)
+    metrics: tuple[Criterion, ...] = (ACCURACY,)
     search: Search | None = None
     choices: dict[Place, Choice | None] = field(default_factory=dict)
 
@@ -406,7 +406,7 @@ def lay_out(
     """
     own = measured_by_all(e.train.evaluate for e in design.experiments.values())
     metrics = metrics_of(metric, own) if metric else (ACCURACY,)
-    tuned_by = Metric.of(design.tune.metric or metrics[0].name, own)
+    tuned_by = Criterion.of(design.tune.metric or metrics[0].name, own)
     for one in (*metrics, *([tuned_by] if design.tune else [])):
         if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):
             raise RequestError(f'metric = "{one.name}" needs train.evaluate.personal = true in all runs')

@@ -14,7 +14,7 @@ from typing import Any
 from fedstrata.runs.amounts import DIGITS, write_bytes, write_seconds, write_share
 from fedstrata.runs.compare.paired import SIGNIFICANT
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import BALANCED, Metric, is_share
+from fedstrata.runs.metrics import BALANCED, Criterion, is_share
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
     "accuracy": "accuracy",
@@ -67,9 +67,9 @@ def conditions_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["condition"] for row in rows if row.get("condition")))
 
 
-def metrics_in(rows: Sequence[Row]) -> list[Metric]:
+def metrics_in(rows: Sequence[Row]) -> list[Criterion]:
     """Return what rows are compared by; ranks follow the first."""
-    return [Metric.of(name, (name,)) for name in rows[0].get("metrics", ("accuracy",))]
+    return [Criterion.of(name, (name,)) for name in rows[0].get("metrics", ("accuracy",))]
 
 
 def title_of(name: str) -> str:
@@ -77,7 +77,7 @@ def title_of(name: str) -> str:
     return TITLES.get(name, name.replace("_", " ").replace(":", " "))
 
 
-def standing(row: Row, metric: Metric) -> tuple[float, float] | None:
+def standing(row: Row, metric: Criterion) -> tuple[float, float] | None:
     """Return by what rows are ordered, the best highest: first how many runs got there, then the mean."""
     figure = row.get(metric.name) or {}
     mean = figure.get("mean")
@@ -119,7 +119,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, str]:
     return columns | {name: title for name, title in TITLES.items() if name not in columns}
 
 
-def grid_of_conditions(rows: Sequence[Row], marked: bool = False, metric: Metric | None = None) -> Grid:
+def grid_of_conditions(rows: Sequence[Row], marked: bool = False, metric: Criterion | None = None) -> Grid:
     """Return one row a method and a column a condition, then the mean rank over all conditions by the first metric."""
     at, metric = cells_of(rows), metric or metrics_in(rows)[0]
     names, methods = conditions_of(rows), list(dict.fromkeys(method for _, method in at))
@@ -198,7 +198,7 @@ def write_value(name: str, value: float) -> str:
     return f"{sign}{amount:.1f}" if figure in ("rank", "rounds_to") else f"{sign}{amount:,.0f}"
 
 
-def _of_condition(row: Row, first: Row, metric: Metric, marked: bool) -> str:
+def _of_condition(row: Row, first: Row, metric: Criterion, marked: bool) -> str:
     """Write what is compared; marked where it is better or worse than the first by Holm's p."""
     p = (row.get(f"{metric.name}{OVER_FIRST}") or {}).get("p_holm")
     stands, theirs = standing(row, metric), standing(first, metric)

@@ -21,7 +21,7 @@ from fedstrata.runs.screen import is_watched, open_screen
 if TYPE_CHECKING:
     from fedstrata.runs.compare import Comparison
     from fedstrata.runs.compare.cells import Cell
-    from fedstrata.runs.metrics import Metric
+    from fedstrata.runs.metrics import Criterion
 
 PATIENCE = 30.0  # seconds without a line after which one says what is going on
 FEW = 3  # conditions whose leaders are named one by one
@@ -277,7 +277,7 @@ class LiveTable(Watcher):
         return "; ".join(filter(None, (f"{self.progress()}{self.left()}", self.leader())))
 
 
-def write_metric(metric: Metric, value: float) -> str:
+def write_metric(metric: Criterion, value: float) -> str:
     """Write a value of a metric; shares with a unit, because nothing beside them says so."""
     return f"{write_value(metric.name, value)}{'' if metric.lower else ' %'}"
 

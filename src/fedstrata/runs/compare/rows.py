@@ -10,7 +10,7 @@ from fedstrata.runs.amounts import write_epsilon
 from fedstrata.runs.compare.grid import BEST_OVER, OVER_FIRST, standing
 from fedstrata.runs.compare.paired import caution, difference, holm, interval, ranks
 from fedstrata.runs.compare.settings import Entry
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 FIGURES = (
     "accuracy",
@@ -24,12 +24,12 @@ FIGURES = (
     "time",
     "seconds",
 )
-ACCURACY = Metric("accuracy")  # what methods are compared by, unless something else is asked for
+ACCURACY = Criterion("accuracy")  # what methods are compared by, unless something else is asked for
 Summaries = Mapping[tuple[str, int], Mapping[str, Any]]  # of a condition's finished cells, by method and seed
 
 
 def rows_of(
-    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metrics: Sequence[Metric] = (ACCURACY,)
+    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metrics: Sequence[Criterion] = (ACCURACY,)
 ) -> list[dict[str, Any]]:
     """Return a row a method; pairs are formed over the seeds that both have finished. Ranks follow the first metric."""
     compared = [list(_compared(entries, seeds, done, metric)) for metric in metrics]
@@ -54,7 +54,9 @@ def rows_of(
     return rows
 
 
-def _compare_with_best(rows: Sequence[dict[str, Any]], values: Sequence[Mapping[int, float]], metric: Metric) -> None:
+def _compare_with_best(
+    rows: Sequence[dict[str, Any]], values: Sequence[Mapping[int, float]], metric: Criterion
+) -> None:
     """Add to each row by how much the best one differs from it, over the seeds that both have."""
     if len(rows) < 2:
         return
@@ -66,7 +68,7 @@ def _compare_with_best(rows: Sequence[dict[str, Any]], values: Sequence[Mapping[
 
 
 def values_of(
-    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metric: Metric
+    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metric: Criterion
 ) -> dict[str, list[float]]:
     """Return a metric of each method, over the seeds that all methods have finished."""
     own = {entry.name: _by_seed(entry, seeds, done, metric) for entry in entries}
@@ -74,13 +76,13 @@ def values_of(
     return {name: [known[seed] for seed in complete] for name, known in own.items()}
 
 
-def _by_seed(entry: Entry, seeds: Sequence[int], done: Summaries, metric: Metric) -> dict[int, float]:
+def _by_seed(entry: Entry, seeds: Sequence[int], done: Summaries, metric: Criterion) -> dict[int, float]:
     told = {seed: done[entry.name, seed].get(metric.name) for seed in seeds if (entry.name, seed) in done}
     return {seed: value for seed, value in told.items() if value is not None}
 
 
 def _compared(
-    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metric: Metric
+    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metric: Criterion
 ) -> Iterator[dict[str, Any]]:
     """Return a metric of each method, and how it differs from that of the first."""
     own = [_by_seed(entry, seeds, done, metric) for entry in entries]
@@ -104,7 +106,7 @@ def _turned(difference: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remarks_of(
-    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metrics: Sequence[Metric] = (ACCURACY,)
+    entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metrics: Sequence[Criterion] = (ACCURACY,)
 ) -> list[str]:
     """Return what the runs themselves remarked, once for all that it is said of, and what so few seeds cannot show."""
     said: dict[tuple[str, str], list[str]] = {}  # seeds by remark and method

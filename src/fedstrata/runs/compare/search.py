@@ -18,7 +18,7 @@ from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.layout import Planner, find_state, order_by_data
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.tune import Setting
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 FOLDER = "tuning"
 
@@ -33,7 +33,7 @@ class Search:
     design: Design
     planner: Planner
     root: Path  # the comparison's folder
-    metric: Metric
+    metric: Criterion
     lines: Mapping[str, Mapping[str, Any]] | None = None  # of trials that lie there, by folder; None: nothing does
     trials: dict[Place, list[Trial]] = field(default_factory=dict)
 

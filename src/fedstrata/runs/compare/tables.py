@@ -29,7 +29,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
 )
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import Metric, is_share
+from fedstrata.runs.metrics import Criterion, is_share
 
 TUNED = "settings chosen on samples that clients held out of their training data"
 WIDTH = 80  # of a terminal that does not say
@@ -182,7 +182,7 @@ def figures_of(rows: Sequence[Row]) -> list[str]:
 WRITERS: dict[str, Callable[[Sequence[Row]], str]] = {".tex": latex, ".md": markdown, ".csv": csv_text}
 
 
-def _grids(rows: Sequence[Row], marked: bool = False) -> list[tuple[Metric, Grid]]:
+def _grids(rows: Sequence[Row], marked: bool = False) -> list[tuple[Criterion, Grid]]:
     """Return a grid of all figures or, under conditions, one a metric; ranks stand in the first."""
     first, *others = metrics_in(rows)
     if not conditions_of(rows):
@@ -241,7 +241,7 @@ def _explained(rows: Sequence[Row]) -> list[tuple[str, Grid]]:
     return [*tables, *([(legend_of_settings(rows), chosen)] if chosen else [])]
 
 
-def legend(rows: Sequence[Row], metric: Metric, grid: Grid, best: str = "bold:", marked: bool = False) -> str:
+def legend(rows: Sequence[Row], metric: Criterion, grid: Grid, best: str = "bold:", marked: bool = False) -> str:
     """Say how to read a table: metric, unit, over how many seeds, what is marked."""
     between = any((row.get(metric.name) or {}).get("interval") for row in rows)
     head = f"{_with_unit(metric)}: mean{' [95 % interval]' if between else ''} over {_seeds(rows)}"
@@ -257,7 +257,7 @@ def legend(rows: Sequence[Row], metric: Metric, grid: Grid, best: str = "bold:",
 def legend_of_settings(rows: Sequence[Row]) -> str:
     """Say how to read what tuning chose and cost."""
     name = next(row["tuned"]["metric"] for row in rows if row.get("tuned"))
-    metric = Metric.of(name, (name,))
+    metric = Criterion.of(name, (name,))
     return f"{TUNED}; validation: {_with_unit(metric)} on those; then what the search cost; seconds are real"
 
 
@@ -278,7 +278,7 @@ def _of_columns(rows: Sequence[Row], grid: Grid) -> list[str]:
     return said + ([", ".join(own)] if (own := [clocks[name] for name in clocks if name in shown]) else [])
 
 
-def _with_unit(metric: Metric) -> str:
+def _with_unit(metric: Criterion) -> str:
     return f"{title_of(metric.name)}{', less is better' if metric.lower else ' in %'}"
 
 

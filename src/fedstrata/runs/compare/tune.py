@@ -20,7 +20,7 @@ from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.settings import SECTIONS, Condition, Entry, full_key, read_axis, within
-from fedstrata.runs.metrics import Metric
+from fedstrata.runs.metrics import Criterion
 
 TUNERS = ("grid", "optuna")
 FIRST_SEED = 10**6  # above the experiment's own: however many seeds a comparison gets, none was tuned with
@@ -181,7 +181,7 @@ class Tune:
             raise RequestError(f'tune: budget = {self.budget!r} must be a text, such as "rounds=50"')
         budgets.overrides(self.budget)
         if self.metric is not None:
-            Metric.of(self.metric, (self.metric,))
+            Criterion.of(self.metric, (self.metric.strip(),))
 
     def _check_together(self) -> None:
         """Refuse what does not fit together, once all is said: a file may name the keys, and an option the tuner."""
