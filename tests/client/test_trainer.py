@@ -42,6 +42,8 @@ OPTIMIZERS = {
         partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
     ),
     "adam": ({"kind": "adam"}, partial(torch.optim.Adam, lr=0.1)),
+    "adamw": ({"kind": "adamw"}, partial(torch.optim.AdamW, lr=0.1)),
+    "adamw, strong": ({"kind": "adamw", "weight_decay": 0.5}, partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5)),
     "adam with decay": (
         {"kind": "adam", "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.02},
         partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.02),

@@ -3,4 +3,5 @@
 PARTS = {
     "sgd": "fedstrata.methods.optimizers.sgd:Sgd",
     "adam": "fedstrata.methods.optimizers.adam:Adam",
+    "adamw": "fedstrata.methods.optimizers.adam:AdamW",
 }

@@ -1,4 +1,7 @@
-"""Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, as torch.optim.Adam computes it."""
+"""Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, as torch.optim.Adam computes it.
+
+Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019: AdamW, as torch.optim.AdamW does.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,28 @@ class Adam(Optimizer):
 
     def step(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
         """Step along the scaled first moment; the powers of beta come from a tensor, not from the host."""
-        if self.weight_decay:
-            g.add_(w, alpha=self.weight_decay)
+        self._decay(w, g, rate)
         m = own["m"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         v = own["v"].mul_(self.beta2).add_(g * g, alpha=1 - self.beta2)
         t = own["t"].add_(1)
         m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - self.beta2**t)
         w.sub_(rate * m_hat / (v_hat.sqrt() + self.eps))
+
+    def _decay(self, w: Tensor, g: Tensor, rate: Tensor) -> None:
+        """Add the weights to the gradient, whose moments they enter."""
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the weights themselves, beside its moments."""
+
+    paper: ClassVar[str] = "Loshchilov and Hutter, ICLR 2019"
+
+    weight_decay: NonNegative = 0.01
+
+    def _decay(self, w: Tensor, g: Tensor, rate: Tensor) -> None:
+        """Shrink the weights by the rate."""
+        if self.weight_decay:
+            w.mul_(1 - rate * self.weight_decay)
