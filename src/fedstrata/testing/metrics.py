@@ -10,7 +10,7 @@ from fedstrata.core.metric import Metric
 from fedstrata.testing.conformance import check_part, check_run
 from fedstrata.testing.draws import no_hidden_draws
 
-SAMPLES, CLASSES = 60, 4
+SAMPLES, CLASSES = 120, 12
 
 
 def check_metric(metric: Metric) -> None:
