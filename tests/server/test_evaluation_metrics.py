@@ -201,7 +201,7 @@ def test_methods_are_compared_by_them(tmp_path):
         assert f"{100 * np.mean(runs):.1f} [" in found.table(width=200)
     assert "macro f1 in %: mean" in found.table(width=200)
     assert "worst recall in % too" in found.table(width=200)
-    with pytest.raises(RequestError, match=r'metric = "macro_f1" is unknown'):
+    with pytest.raises(RequestError, match=r'"macro_f1" needs train.evaluate.metrics = \["macro-f1"\] in all'):
         fedstrata.compare(methods="fedavg,flips", metric="macro_f1", overrides=QUICK)
 
 

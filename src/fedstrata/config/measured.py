@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 from fedstrata.config.completion import complete_list, make
 from fedstrata.config.sections import Evaluate
+from fedstrata.core import registry
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.metric import Metric
 
@@ -53,6 +55,15 @@ def metrics_of(evaluate: Evaluate) -> list[Metric]:
     """Build the metrics of one's own choice."""
     specs: list[dict[str, Any]] = evaluate.metrics or []
     return [make("metrics", spec, f"{KEY}.{i}") for i, spec in enumerate(specs)]
+
+
+def refuse_unmeasured(asked: Iterable[str], measured: Collection[str]) -> None:
+    """Refuse figures of known metrics that not every run measures, with what to set."""
+    for part in registry.names("metrics"):
+        with suppress(TypeError, ValueError):  # one of another package may need options
+            figure = registry.find("metrics", part, KEY)().figure
+            if figure in asked and figure not in measured:
+                raise RequestError(f'metric = "{figure}" needs {KEY} = ["{part}"] in all runs')
 
 
 def measured_by_all(asked: Iterable[Evaluate]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.config.measured import measured_by_all
+from fedstrata.config.measured import measured_by_all, refuse_unmeasured
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare.cells import Cell
@@ -405,6 +405,7 @@ def lay_out(
     What is `asked` for now must also differ by what recipes choose by the data; what lies in a folder can be read.
     """
     own = measured_by_all(e.train.evaluate for e in design.experiments.values())
+    refuse_unmeasured((*([metric] if isinstance(metric, str) else metric), design.tune.metric or ""), own)
     metrics = metrics_of(metric, own) if metric else (ACCURACY,)
     tuned_by = Criterion.of(design.tune.metric or metrics[0].name, own)
     for one in (*metrics, *([tuned_by] if design.tune else [])):
